@@ -1,0 +1,78 @@
+"""How one device's units are shared between prefill and decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from smpart.errors import UsageError
+
+
+class Side(StrEnum):
+    """Which phase a lane serves."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+    @property
+    def other(self) -> Side:
+        """The neighbour lane's side.
+
+        >>> Side.PREFILL.other
+        <Side.DECODE: 'decode'>
+        """
+        return Side.DECODE if self is Side.PREFILL else Side.PREFILL
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Split:
+    """Units given to each side; one side may be 0, then the other has the device.
+
+    Prefill takes units from the front of the device and decode from the back, so two sides of one split
+    are disjoint by construction.
+
+    >>> Split(prefill=96, decode=36).total
+    132
+    >>> str(Split.parse("96/36"))
+    '96/36'
+    """
+
+    prefill: int
+    decode: int
+
+    def __post_init__(self) -> None:
+        if self.prefill < 0 or self.decode < 0 or self.prefill + self.decode == 0:
+            raise UsageError(f"split {self.prefill}/{self.decode}: both sides must be >= 0 and one of them > 0")
+
+    @property
+    def total(self) -> int:
+        """Units of both sides together."""
+        return self.prefill + self.decode
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether one phase has the device to itself."""
+        return self.prefill == 0 or self.decode == 0
+
+    def units(self, side: Side) -> int:
+        """Number of units of one side."""
+        return self.prefill if side is Side.PREFILL else self.decode
+
+    def indices(self, side: Side, total: int) -> range:
+        """Positions, on a device of `total` units, that one side owns.
+
+        >>> Split(3, 1).indices(Side.DECODE, 4)
+        range(3, 4)
+        """
+        return range(self.prefill) if side is Side.PREFILL else range(total - self.decode, total)
+
+    @classmethod
+    def parse(cls, text: str) -> Split:
+        """Read ``P/D``. Raises `UsageError` on anything else."""
+        left, slash, right = text.partition("/")
+        if not slash or not left.strip().isdecimal() or not right.strip().isdecimal():
+            raise UsageError(f"split {text!r}: write PREFILL/DECODE in units, for example 1/1")
+        return cls(int(left), int(right))
+
+    def __str__(self) -> str:
+        return f"{self.prefill}/{self.decode}"
