@@ -8,5 +8,16 @@ from smpart.partition.split import Side, Split
 from smpart.partition.work import Completion, LaneFault, Work
 
 __all__ = [
-    "Body", "BodyFactory", "Completion", "Device", "LaneFault", "Lanes", "Line", "ModelShape", "Shape", "Side", "Split", "Work",
+    "Body",
+    "BodyFactory",
+    "Completion",
+    "Device",
+    "LaneFault",
+    "Lanes",
+    "Line",
+    "ModelShape",
+    "Shape",
+    "Side",
+    "Split",
+    "Work",
 ]

@@ -48,7 +48,8 @@ class Lanes(Protocol):
     def wait(self, until: float | None) -> list[Completion]:
         """Block until a completion, a `wake`, or the clock reaches `until` (None: no limit); all completions so far.
 
-        Virtual lanes advance their clock instead of blocking; with nothing in flight and no `until` they return at once.
+        Virtual lanes advance their clock instead of blocking; with nothing in flight and no `until` they return at
+        once.
         """
 
     def wake(self) -> None:

@@ -1,0 +1,1 @@
+"""Measures lanes alone and side by side: samples, timers, sweeps."""
