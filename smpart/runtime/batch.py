@@ -64,14 +64,14 @@ class Segment:
         forward: number of the forward this belongs to.
         batch: given with the first segment of a forward; None resumes a paused one.
         layers: decoder layers to run before pausing again; None runs to the end.
-        abandon: drop this paused forward instead of resuming it (`batch` and `layers` are ignored).
+        drop: paused forwards to abandon before this one runs.
         samplers: requests this lane has not met yet, by slot.
     """
 
     forward: int
     batch: Batch | None = None
     layers: int | None = None
-    abandon: bool = False
+    drop: tuple[int, ...] = ()
     samplers: dict[int, Sampler] = field(default_factory=dict)
 
 

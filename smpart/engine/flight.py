@@ -1,0 +1,102 @@
+"""Work on its way: prefill forwards that were started, and launches that have not come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from smpart.partition import Completion, Shape, Side, Work
+from smpart.scheduler.snapshot import ForwardView
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens ``start .. start + length`` of one row in a forward; `sample` if its last known token is among them."""
+
+    row: int
+    start: int
+    length: int
+    sample: bool
+
+
+@dataclass(eq=False, slots=True)
+class Forward:
+    """A packed prefill that runs in layer groups on the prefill lane."""
+
+    id: int
+    parts: tuple[Part, ...]
+    shape: Shape
+    layers_left: int
+    started: float
+    inflight: int = 0
+
+    def view(self) -> ForwardView:
+        """What the policy sees of it."""
+        rows, lengths = zip(*((p.row, p.length) for p in self.parts), strict=True)
+        return ForwardView(self.id, rows, lengths, self.shape, self.layers_left, self.inflight, self.started)
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One launched work and what to do when it lands.
+
+    Attributes:
+        rows: decode rows, in batch order.
+        parts: prefill parts (of the whole forward this is a group of).
+        forward: the prefill forward this is a group of; None for a step.
+        last: whether the forward ends with it.
+        expected: predicted end, seconds.
+        ready: since when the lane had work waiting and ran nothing; None if it had none.
+        follows: launched behind another work of the same lane.
+    """
+
+    work: Work
+    rows: tuple[int, ...]
+    parts: tuple[Part, ...]
+    forward: Forward | None
+    last: bool
+    expected: float
+    ready: float | None
+    follows: bool
+
+
+@dataclass(slots=True)
+class LaneTrack:
+    """What the core knows of one lane: flights in launch order, its past, and what it last ran beside.
+
+    Attributes:
+        ready_since: since when the idle lane owns units and has work waiting; None otherwise.
+        past: recent completions, newest last, to find out what the neighbour of a piece of work was.
+    """
+
+    flights: list[Flight] = field(default_factory=list)
+    last_finished: float = 0.0
+    ready_since: float | None = None
+    past: list[Completion] = field(default_factory=list)
+
+    def neighbour_of(self, started: float, finished: float) -> Shape | None:
+        """What ran here between two moments: one shape, nothing (the empty shape), or a mixture (None).
+
+        A neighbour counts if it was there for four fifths of the time; under a fifth counts as nothing.
+        """
+        span = max(finished - started, 1e-9)
+        found, share = Shape(), 0.0
+        for completion in reversed(self.past):
+            if completion.finished <= started:
+                break
+            share += max(0.0, min(finished, completion.finished) - max(started, completion.started)) / span
+            found = completion.work.shape
+        if self.flights:
+            begun = max(started, self.past[-1].finished if self.past else started)
+            share += max(0.0, finished - begun) / span
+            found = self.flights[0].work.shape
+        if share >= 0.8:
+            return found
+        return Shape() if share <= 0.2 else None
+
+    def landed(self, completion: Completion) -> None:
+        """Remember a completion; only the recent past matters."""
+        self.last_finished = max(self.last_finished, completion.finished)
+        self.past.append(completion)
+        if len(self.past) > 64:
+            del self.past[:32]
+
