@@ -50,7 +50,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = home / "bin" / "python"
     site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], home).strip())
     (site / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
     run([*pip, "--no-deps", "--no-index", wheel], home)
     return home / "bin"
 
