@@ -1,0 +1,279 @@
+"""The user's engine: a thread that runs the loop, and ways in for prompts of every kind."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+from smpart.engine.core import EngineCore
+from smpart.engine.deployment import Deployment
+from smpart.engine.handle import Handle
+from smpart.engine.request import Request, RequestOutput
+from smpart.engine.tensors import generate_tensor
+from smpart.errors import EngineClosed, UsageError
+from smpart.kvcache import KVConfig
+from smpart.runtime.detokenizer import StreamDetokenizer
+from smpart.runtime.sampling import SamplingParams
+from smpart.scheduler.slo import SLO
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Prompt = str | Sequence[int]
+
+_log = logging.getLogger(__name__)
+
+
+def wrap(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    slo: SLO | None = None,
+    backend: str = "auto",
+    policy: str = "smpart",
+    kv: KVConfig | None = None,
+) -> Engine:
+    """Serve an unmodified transformers model on two lanes.
+
+    The model's weights move into memory that lane workers share (their values and the model's own use stay as
+    they are). Use the engine in a ``with`` statement, or `close` it.
+
+    Args:
+        tokenizer: needed for text prompts, text outputs and stop strings only.
+        slo: objectives of requests that bring none of their own.
+        backend: ``auto``, ``cores``, ...; see ``smpart doctor``.
+        policy: how work is placed on the lanes; see ``smpart bench --help``.
+        kv: size and limits of the KV memory.
+
+    Raises:
+        UnsupportedModel: the model cannot be served correctly; the message says why.
+        BackendUnavailable: the backend cannot be used here.
+        UsageError: an unknown policy or backend, or limits that cannot hold.
+    """
+    deployment = Deployment.serve(model, tokenizer, backend=backend, kv=kv)
+    try:
+        return Engine(deployment, policy=policy, slo=slo or SLO())
+    except BaseException:
+        deployment.close()
+        raise
+
+
+class Engine:
+    """Serves requests from any thread or event loop. Owns its `Deployment` and closes it."""
+
+    def __init__(self, deployment: Deployment, *, policy: str, slo: SLO) -> None:
+        self._deployment = deployment
+        self._slo = slo
+        self._core: EngineCore = deployment.core(policy, slo)
+        self._numbers = itertools.count()
+        self._inbox: deque[tuple[str, Request]] = deque()
+        self._closing = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._loop, name="smpart-engine", daemon=True)
+        self._thread.start()
+
+    # ---- requests
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        slo: SLO | None = None,
+        best_effort: bool = False,
+        salt: str = "",
+    ) -> Handle:
+        """Queue one prompt (text or token ids) and return at once.
+
+        Args:
+            slo: this request's own objectives.
+            best_effort: yields to every request that is not.
+            salt: cached prefixes are shared between requests of equal salt only.
+
+        Raises:
+            UsageError: a prompt or parameters that can never be served; nothing is queued.
+            EngineClosed: the engine was closed or has failed.
+        """
+        params = params or SamplingParams()
+        ids = self._token_ids(prompt)
+        request = Request(next(self._numbers), ids, params, slo or self._slo, best_effort, salt=salt)
+        tokenizer = self._deployment.tokenizer
+        if tokenizer is not None:
+            request.text = StreamDetokenizer(tokenizer, tuple(params.stop))
+        elif params.stop:
+            raise UsageError("stop strings need a tokenizer: pass one to smpart.wrap, or use stop_token_ids")
+        self._core.check(request)
+        handle = Handle(self, request)
+        request.listener = handle.listen
+        self._send("add", request)
+        return handle
+
+    def cancel(self, request: Request) -> None:
+        """End a request now (`Handle.cancel`)."""
+        if not self._closing and self._failure is None:
+            self._send("cancel", request)
+
+    @overload
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def generate(
+        self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **options: Any
+    ) -> torch.Tensor: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **options: Any,
+    ) -> list[RequestOutput] | torch.Tensor:
+        """Answer prompts and wait: vLLM's shape (list in, list of outputs out) or Hugging Face's (tensor in, tensor out).
+
+        With `input_ids`, int64[batch, length] (left-padded where `attention_mask` is 0), the answer is
+        int64[batch, length + new], right-padded, and `options` are those of transformers' ``generate``
+        that make sense here (``max_new_tokens``, ``do_sample``, ``temperature``, ...).
+
+        Raises:
+            UsageError: bad input; nothing was queued.
+            RequestFailed: one of the requests could not be served.
+        """
+        if input_ids is not None:
+            if prompts is not None or params is not None:
+                raise UsageError("generate: give prompts with SamplingParams, or input_ids with options, not both")
+            return generate_tensor(self, self._deployment.generation_defaults, input_ids, attention_mask, options)
+        if prompts is None or options:
+            raise UsageError(f"generate: give prompts or input_ids; unknown options {sorted(options)}")
+        batch = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[arg-type]
+        each = list(params) if isinstance(params, Sequence) else [params] * len(batch)
+        if len(each) != len(batch):
+            raise UsageError(f"generate: {len(batch)} prompts but {len(each)} SamplingParams")
+        return [handle.result() for handle in self.submit_all(batch, each)]
+
+    def submit_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None]) -> list[Handle]:
+        """Queue several prompts, all or none."""
+        handles: list[Handle] = []
+        try:
+            for prompt, one in zip(prompts, params, strict=True):
+                handles.append(self.submit(prompt, one))
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return handles
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """The answer's text, piece by piece. Leaving the loop early cancels the request."""
+        self._need_tokenizer("stream")
+        return self._stream(self.submit(prompt, params))
+
+    async def asubmit(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Handle:
+        """`submit`, for asyncio."""
+        return self.submit(prompt, params, **options)
+
+    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[str]:
+        """`stream`, for asyncio: ``async for text in engine.astream(...)``."""
+        self._need_tokenizer("astream")
+        handle = self.submit(prompt, params)
+        try:
+            async for piece in handle.atext():
+                yield piece
+        finally:
+            handle.cancel()
+
+    # ---- the engine itself
+
+    @property
+    def deployment(self) -> Deployment:
+        """The model, its lanes and KV memory."""
+        return self._deployment
+
+    @property
+    def core(self) -> EngineCore:
+        """The loop's state, for metrics (read only; it changes under your eyes)."""
+        return self._core
+
+    def close(self) -> None:
+        """End every request, the workers and their memory. Idempotent."""
+        if not self._closing:
+            self._closing = True
+            self._core.lanes.wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._deployment.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _loop(self) -> None:
+        try:
+            while not self._closing:
+                self._read_inbox()
+                self._core.turn(None)
+        except Exception as error:
+            self._failure = f"the engine stopped: {error}"
+            _log.exception("the engine stopped")
+        finally:
+            self._failure = self._failure or "the engine was closed"
+            self._read_inbox()
+            self._core.fail_all(self._failure)
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            kind, request = self._inbox.popleft()
+            if kind == "add":
+                self._core.add(request)
+            else:
+                self._core.cancel(request)
+
+    def _send(self, kind: str, request: Request) -> None:
+        if self._closing or self._failure is not None:
+            raise EngineClosed(self._failure or "the engine was closed")
+        self._inbox.append((kind, request))
+        self._core.lanes.wake()
+
+    def _stream(self, handle: Handle) -> Iterator[str]:
+        try:
+            yield from handle.text()
+        finally:
+            handle.cancel()
+
+    def _need_tokenizer(self, what: str) -> None:
+        if self._deployment.tokenizer is None:
+            raise UsageError(f"{what} yields text and needs a tokenizer: pass one to smpart.wrap, or iterate a handle")
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self._deployment.tokenizer is None:
+                raise UsageError("a text prompt needs a tokenizer: pass one to smpart.wrap, or give token ids")
+            return [int(t) for t in self._deployment.tokenizer.encode(prompt)]
+        vocab = self._deployment.model_shape.vocab
+        ids = [t if isinstance(t, int) and not isinstance(t, bool) else _as_int(t) for t in prompt]
+        bad = next((t for t in ids if not 0 <= t < vocab), None)
+        if bad is not None:
+            raise UsageError(f"token id {bad} is outside the model's vocabulary of {vocab}")
+        return ids
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence))
+
+
+def _as_int(token: Any) -> int:
+    try:
+        return int(token.__index__())
+    except (AttributeError, TypeError):
+        raise UsageError(f"token ids must be whole numbers, got {token!r}") from None

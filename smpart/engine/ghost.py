@@ -1,0 +1,49 @@
+"""A body for virtual time: it computes nothing and answers at once; what it would cost is the lanes' business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from smpart.partition import Side
+from smpart.runtime.batch import Batch, Segment, StepResult
+
+_NONE = np.zeros(0, dtype=np.int32)
+
+
+class GhostBody:
+    """Answers every segment as a model would that always says token 1."""
+
+    def __init__(self, side: Side) -> None:
+        self._paused: dict[int, Batch] = {}
+
+    def run(self, payload: Segment) -> StepResult:
+        """The `StepResult` of a segment, with made-up tokens."""
+        for forward in payload.drop:
+            self._paused.pop(forward, None)
+        batch = payload.batch if payload.batch is not None else self._paused.pop(payload.forward)
+        if payload.layers is not None:
+            self._paused[payload.forward] = batch
+            return StepResult(False, _NONE, _NONE)
+        sampling = [chunk.slot for chunk in batch.chunks if chunk.sample]
+        slots = np.concatenate([batch.decode_slots, np.asarray(sampling, dtype=np.int32)])
+        return StepResult(True, slots, np.ones(len(slots), dtype=np.int32))
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+@dataclass(frozen=True, slots=True)
+class GhostBoard:
+    """A board that keeps no tokens: in virtual time nobody reads them."""
+
+    slots: int
+    max_len: int
+
+    def write_tokens(self, slot: int, prompt: Sequence[int], outputs: Sequence[int] = ()) -> None:
+        """Nothing to write."""
+
+    def append_blocks(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """Nothing to write."""
