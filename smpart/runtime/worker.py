@@ -1,0 +1,142 @@
+"""A lane's worker process: pins itself, builds the injected body, and runs payloads one after another.
+
+It blocks on its channel when there is nothing to do. All it shares with others are segments; it takes no lock there,
+so it may be killed at any moment and leaves nothing locked.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from smpart.partition.affinity import pin_self
+from smpart.partition.lanes import Body
+from smpart.partition.split import Side
+from smpart.runtime.channel import Channel
+from smpart.runtime.segments import SharedSegment
+from smpart.runtime.zygote import resolve
+
+ProcessBodyFactory = Callable[[Side, Any, Mapping[str, SharedSegment]], Body]
+"""What a body reference names: ``factory(side, args, segments)``, called in the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """First message to a worker.
+
+    Attributes:
+        body: ``module:function`` of a `ProcessBodyFactory`.
+        args: passed to it.
+        segments: names of the segments whose descriptors the worker was forked with, in that order.
+        cpus: where to build the body.
+        units: number of units those are: as many threads are used.
+    """
+
+    side: Side
+    body: str
+    args: Any
+    segments: tuple[str, ...]
+    cpus: frozenset[int]
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One work to run on the given CPUs with one thread a unit."""
+
+    id: int
+    cpus: frozenset[int]
+    units: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The body is built (`error` is None), or cannot be: the worker ends."""
+
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of one task; times by `time.monotonic`. `error` says why there is no result."""
+
+    id: int
+    started: float
+    finished: float
+    result: Any
+    error: str | None = None
+
+
+def main(fds: list[int]) -> None:
+    """Run a worker: `fds` are its channel's socket and the segments that `Init` names."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=fds[0]), blocking=True)
+    try:
+        init: Init = channel.receive()
+        segments = {name: SharedSegment.attach(fd) for name, fd in zip(init.segments, fds[1:], strict=True)}
+        lane = _Place()
+        try:
+            lane.take(init.cpus, init.units)
+            body: Body = resolve(init.body)(init.side, init.args, segments)
+        except Exception as error:
+            traceback.print_exc()
+            channel.send(Ready(_line(error)))
+            return
+        channel.send(Ready())
+        _serve(channel, lane, body)
+    except EOFError:
+        return
+
+
+def _serve(channel: Channel, lane: _Place, body: Body) -> None:
+    try:
+        with torch.inference_mode():
+            while True:
+                done = _run(channel.receive(), lane, body)
+                try:
+                    channel.send(done)
+                except Exception as error:  # a result that cannot be pickled
+                    channel.send(replace(done, result=None, error=_line(error)))
+    except EOFError:
+        body.close()
+
+
+def _run(task: Task, lane: _Place, body: Body) -> Done:
+    result, fault = None, None
+    started = time.monotonic()
+    try:
+        lane.take(task.cpus, task.units)
+        started = time.monotonic()
+        result = body.run(task.payload)
+    except Exception as error:
+        traceback.print_exc()
+        fault = _line(error)
+    return Done(task.id, started, time.monotonic(), result, fault)
+
+
+class _Place:
+    """Where this process runs. Moves only when the CPUs change."""
+
+    def __init__(self) -> None:
+        self._cpus: frozenset[int] = frozenset()
+        self._units = 0
+
+    def take(self, cpus: frozenset[int], units: int) -> None:
+        if units != self._units:
+            torch.set_num_threads(units)
+            self._units = units
+        if cpus != self._cpus:
+            pin_self(cpus)
+            self._cpus = cpus
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0] or type(error).__name__
