@@ -1,0 +1,20 @@
+"""Which splits a device can realise."""
+
+from __future__ import annotations
+
+from smpart.partition.split import Split
+
+
+def feasible_splits(units: int, minimum: int = 1, step: int = 1) -> tuple[Split, ...]:
+    """Every split of `units`, in order of prefill units, the two exclusive ones included.
+
+    The hardware hands out groups of `minimum` units or more in steps of `step`. Prefill is such a group; decode has
+    the remainder, as long as that is a group at all.
+
+    >>> [str(split) for split in feasible_splits(3)]
+    ['0/3', '1/2', '2/1', '3/0']
+    >>> [str(split) for split in feasible_splits(26, minimum=8, step=8)]
+    ['0/26', '8/18', '16/10', '26/0']
+    """
+    shared = [Split(p, units - p) for p in range(minimum, units - minimum + 1, step)]
+    return (Split(0, units), *shared, Split(units, 0))

@@ -1,0 +1,73 @@
+"""What every pair of lanes checks before it takes a work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from smpart.errors import EngineClosed, UsageError
+from smpart.partition.split import Side, Split
+from smpart.partition.work import Work
+
+
+class Inflight:
+    """Works of a pair of lanes that are launched and not complete, and whether one more may join them.
+
+    Not thread-safe: its owner holds a lock.
+
+    Args:
+        splits: those the lanes can realise.
+        depth: works of one side that may be in flight at once.
+    """
+
+    def __init__(self, splits: Iterable[Split], depth: int) -> None:
+        self._splits = frozenset(splits)
+        self._total = next(iter(self._splits)).total
+        self._depth = depth
+        self._units: dict[Side, dict[int, int]] = {Side.PREFILL: {}, Side.DECODE: {}}
+        self._closed = False
+
+    def add(self, work: Work) -> None:
+        """Take a work in.
+
+        Raises:
+            UsageError: no such split, nothing for the work's side in it, a fraction outside (0, 1], an id that is in
+                flight already, a full side, or units that a work of the other side still has.
+            EngineClosed: after `close`.
+        """
+        if self._closed:
+            raise EngineClosed("the lanes are closed; open new ones")
+        split, mine, others = work.split, self._units[work.side], self._units[work.side.other]
+        if split not in self._splits:
+            raise UsageError(
+                f"split {split} does not exist here; there are {', '.join(map(str, sorted(self._splits)))}"
+            )
+        units = split.units(work.side)
+        if units == 0:
+            raise UsageError(f"work {work.id}: split {split} gives {work.side} nothing")
+        if not 0.0 < work.fraction <= 1.0:
+            raise UsageError(f"work {work.id}: fraction {work.fraction} is not in (0, 1]")
+        if work.id in mine or work.id in others:
+            raise UsageError(f"work {work.id} is in flight already; give each work an id of its own")
+        if len(mine) >= self._depth:
+            raise UsageError(f"work {work.id}: {work.side} has {len(mine)} works in flight; wait for a completion")
+        # Prefill owns units from the front and decode from the back: they meet only if they add up to too many.
+        if others and units + max(others.values()) > self._total:
+            raise UsageError(f"work {work.id}: split {split} overlaps units that {work.side.other} is still using")
+        mine[work.id] = units
+
+    def remove(self, work: Work) -> None:
+        """Let go of a completed (or lost) work."""
+        del self._units[work.side][work.id]
+
+    def resize(self, split: Split) -> None:
+        """Put everything in flight on another split. Raises `UsageError` if there is no such split."""
+        if split not in self._splits:
+            raise UsageError(
+                f"split {split} does not exist here; there are {', '.join(map(str, sorted(self._splits)))}"
+            )
+        for side, units in self._units.items():
+            units.update(dict.fromkeys(units, split.units(side)))
+
+    def close(self) -> None:
+        """Refuse every work from now on."""
+        self._closed = True
