@@ -105,7 +105,6 @@ class Cores:
     def __init__(self, cpus: Cpus, memory_bytes: int) -> None:
         self._cpus = cpus
         self._memory_bytes = memory_bytes
-        self.placement = CorePlacement(cpus.cores)
 
     def device(self) -> Device:
         """The usable cores; a unit id is the smallest CPU number of its core."""
@@ -126,6 +125,10 @@ class Cores:
     def splits(self) -> tuple[Split, ...]:
         """Every way to share out whole cores; with one core only the two exclusive ones."""
         return feasible_splits(len(self._cpus.cores))
+
+    def placement(self) -> CorePlacement:
+        """Where the sides of a split lie among the cores, for whoever runs the lanes."""
+        return CorePlacement(self._cpus.cores)
 
     def why_unusable(self) -> str | None:
         """None: a CPU is always there, though one core alone cannot be split."""

@@ -23,7 +23,8 @@ class Inflight:
         self._splits = frozenset(splits)
         self._total = next(iter(self._splits)).total
         self._depth = depth
-        self._units: dict[Side, dict[int, int]] = {Side.PREFILL: {}, Side.DECODE: {}}
+        self._prefill: dict[int, int] = {}
+        self._decode: dict[int, int] = {}
         self._closed = False
 
     def add(self, work: Work) -> None:
@@ -36,12 +37,12 @@ class Inflight:
         """
         if self._closed:
             raise EngineClosed("the lanes are closed; open new ones")
-        split, mine, others = work.split, self._units[work.side], self._units[work.side.other]
-        if split not in self._splits:
-            raise UsageError(
-                f"split {split} does not exist here; there are {', '.join(map(str, sorted(self._splits)))}"
-            )
-        units = split.units(work.side)
+        split = work.split
+        self._check(split)
+        if work.side is Side.PREFILL:
+            units, mine, others = split.prefill, self._prefill, self._decode
+        else:
+            units, mine, others = split.decode, self._decode, self._prefill
         if units == 0:
             raise UsageError(f"work {work.id}: split {split} gives {work.side} nothing")
         if not 0.0 < work.fraction <= 1.0:
@@ -57,17 +58,20 @@ class Inflight:
 
     def remove(self, work: Work) -> None:
         """Let go of a completed (or lost) work."""
-        del self._units[work.side][work.id]
+        del (self._prefill if work.side is Side.PREFILL else self._decode)[work.id]
 
     def resize(self, split: Split) -> None:
         """Put everything in flight on another split. Raises `UsageError` if there is no such split."""
-        if split not in self._splits:
-            raise UsageError(
-                f"split {split} does not exist here; there are {', '.join(map(str, sorted(self._splits)))}"
-            )
-        for side, units in self._units.items():
-            units.update(dict.fromkeys(units, split.units(side)))
+        self._check(split)
+        self._prefill = dict.fromkeys(self._prefill, split.prefill)
+        self._decode = dict.fromkeys(self._decode, split.decode)
 
     def close(self) -> None:
         """Refuse every work from now on."""
         self._closed = True
+
+    def _check(self, split: Split) -> None:
+        if split not in self._splits:
+            raise UsageError(
+                f"split {split} does not exist here; there are {', '.join(map(str, sorted(self._splits)))}"
+            )

@@ -33,7 +33,7 @@ _NOTHING = Shape()
 
 @dataclass(slots=True)
 class _Running:
-    """A work under way: at time `since` it is `left` forwards short of its end, and a whole one takes `cost` from there."""
+    """A work under way: at `since` it is `left` forwards short of its end, and a whole one takes `cost` from there."""
 
     work: Work
     units: int
@@ -130,10 +130,13 @@ class SimLanes:
             return []
         self._now = moment
         done: list[Completion] = []
+        prefill, decode = self._prefill, self._decode
         # A work that starts at this very moment may also end in it.
-        while self._next_finish() <= moment:
-            both = ((lane, lane.running) for lane in (self._prefill, self._decode))
-            done += [self._complete(lane, work) for lane, work in both if work is not None and work.finish <= moment]
+        while moment >= self._next_finish():
+            if prefill.running is not None and prefill.running.finish <= moment:
+                done.append(self._complete(prefill, prefill.running))
+            if decode.running is not None and decode.running.finish <= moment:
+                done.append(self._complete(decode, decode.running))
             self._reprice()
         return done
 

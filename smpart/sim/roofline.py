@@ -11,8 +11,10 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+from smpart.errors import UsageError
 from smpart.partition import ModelShape, Shape
-from smpart.sim.gpus import Peaks
+from smpart.partition.gpus import GPUS
+from smpart.sim.gpus import PEAKS
 
 _FLOPS_REACHED = 0.62
 """Share of peak arithmetic that a transformer's kernels reach: 1 / 1.61, Bullet's mean of measured over roofline."""
@@ -57,21 +59,26 @@ class RooflineCost:
     """Prices a whole forward; a `smpart.partition.sim.Cost`.
 
     Args:
-        peaks: what the whole device can do.
-        units: SMs of the whole device.
+        gpu: a name of `PEAKS`.
 
-    >>> from smpart.sim import PEAKS, built_in
-    >>> cost = RooflineCost(built_in("llama-3.1-8b"), PEAKS["h100"], units=132)
+    Raises:
+        UsageError: no such GPU.
+
+    >>> from smpart.sim import built_in
+    >>> cost = RooflineCost(built_in("llama-3.1-8b"), "h100")
     >>> step = Shape.decode(batch=8, context=8 * 1024)
     >>> cost(step, 132, Shape(), 0) < cost(step, 36, Shape(), 0) < cost(step, 36, Shape.prefill([(8192, 0)]), 96)
     True
     """
 
-    def __init__(self, model: ModelShape, peaks: Peaks, units: int) -> None:
+    def __init__(self, model: ModelShape, gpu: str) -> None:
+        if gpu not in PEAKS:
+            raise UsageError(f"no GPU {gpu!r} is known; there are {', '.join(PEAKS)}")
+        peaks = PEAKS[gpu]
         self._model = model
         self._flops = peaks.flops * _FLOPS_REACHED
         self._bandwidth = peaks.bandwidth * _BANDWIDTH_REACHED
-        self._units = units
+        self._units = GPUS[gpu].sms
         self._solo = lru_cache(maxsize=1024)(self._price)
 
     def __call__(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
