@@ -1,0 +1,102 @@
+"""What physics says before anything was measured: a roofline of the model over the units of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smpart.partition import Device, ModelShape, Shape
+from smpart.predictor.estimate import NOTHING, Estimate
+
+_GUESS_MARGIN = 1.5
+"""Upper bound over mean while nothing was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device can do.
+
+    Attributes:
+        unit_flops: floating-point operations a second of one unit.
+        bandwidth: bytes a second of the whole device.
+        knee: units from which on the bandwidth no longer grows.
+        forward_seconds: fixed cost of a forward.
+        layer_seconds: fixed cost of a decoder layer.
+    """
+
+    unit_flops: float
+    bandwidth: float
+    knee: float
+    forward_seconds: float
+    layer_seconds: float
+
+    @classmethod
+    def guess(cls, device: Device) -> Rates:
+        """Rough rates for a kind of device: data-sheet peaks of known GPUs, a middling core otherwise."""
+        if device.kind == "cpu":
+            return cls(15e9, 8e9, min(2.0, device.units), 1e-3, 1e-4)
+        name = device.name.lower()
+        flops, bandwidth = next((peaks for key, peaks in _GPU_PEAKS.items() if key in name), _GPU_PEAKS["a100"])
+        return cls(0.6 * flops / device.units, 0.8 * bandwidth, max(1.0, 0.3 * device.units), 3e-4, 1e-5)
+
+
+_GPU_PEAKS = {
+    "a100": (312e12, 2.04e12),
+    "h100": (989e12, 3.35e12),
+    "h200": (989e12, 4.8e12),
+    "4090": (165e12, 1.01e12),
+}
+"""Dense 16-bit operations and bytes a second, from the vendor's data sheets."""
+
+
+class RooflinePrior:
+    """An analytic `Predictor`: matmuls and attention each take the longer of their arithmetic and their traffic.
+
+    The form is that of Bullet (arXiv 2504.19516, section 3.2). It learns nothing: `OnlinePredictor` corrects it.
+
+    Args:
+        rates: what the device can do; by default guessed from its kind and name.
+    """
+
+    def __init__(self, model: ModelShape, device: Device, rates: Rates | None = None) -> None:
+        self.model = model
+        self.rates = rates or Rates.guess(device)
+        self._fixed = self.rates.forward_seconds + model.layers * self.rates.layer_seconds
+        self._linear = 2.0 * model.linear_params
+        self._head = 2.0 * model.head_params
+        self._pair = 4.0 * model.layers * model.heads * model.head_dim
+        self._kv = float(model.kv_token_bytes)
+
+    def seconds(self, shape: Shape, units: int) -> float:
+        """Expected seconds of one forward alone on `units` units."""
+        rates = self.rates
+        flops = rates.unit_flops * units
+        bandwidth = rates.bandwidth * min(1.0, units / rates.knee)
+        tokens = shape.prefill_tokens + shape.decode_batch
+        sampled = shape.prefill_chunks + shape.decode_batch
+        linear = (self._linear * tokens + self._head * sampled) / flops
+        weights = self.model.weight_bytes / bandwidth
+        prefill = self._pair * shape.prefill_pairs / flops
+        prefill_read = self._kv * (shape.prefill_context + shape.prefill_tokens) / bandwidth
+        decode_read = self._kv * (shape.decode_context + shape.decode_batch) / bandwidth
+        return (
+            self._fixed
+            + (linear if linear > weights else weights)
+            + (prefill if prefill > prefill_read else prefill_read)
+            + decode_read
+        )
+
+    def contention(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
+        """How many times slower beside the neighbour: what both ask of the bandwidth, over what there is."""
+        if not neighbour.prefill_tokens and not neighbour.decode_batch:
+            return 1.0
+        asked = self.model.bytes(shape) / self.seconds(shape, units)
+        asked += self.model.bytes(neighbour) / self.seconds(neighbour, max(1, neighbour_units))
+        return max(1.0, min(2.0, asked / self.rates.bandwidth))
+
+    def predict(self, shape: Shape, units: int, neighbour: Shape = NOTHING) -> Estimate:
+        """Seconds of the forward, with a wide margin as its upper bound."""
+        mean = self.seconds(shape, units) * self.contention(shape, units, neighbour, units)
+        return Estimate(mean, mean * _GUESS_MARGIN)
+
+    def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
+        """Physics does not learn."""
