@@ -1,8 +1,7 @@
 """Pins the threads of a live process to CPUs, and reads back where they are.
 
 Linux cuts a mask silently down to what the cpuset allows, so each pin is read back and a difference is an error.
-A thread started by one that is not pinned yet inherits the old mask; scanning until no new thread shows up
-catches it.
+A thread inherits the mask of the one that starts it, so once a whole scan finds nobody astray, nobody will be.
 """
 
 from __future__ import annotations
@@ -50,10 +49,9 @@ def pin_process(pid: int, cpus: Collection[int]) -> None:
         BackendUnavailable: as `pin_tids`.
         ProcessLookupError: the process is gone.
     """
-    pinned: frozenset[int] = frozenset()
-    while new := threads_of(pid) - pinned:
-        pin_tids(new, cpus)
-        pinned |= new
+    there = (frozenset(cpus), frozenset())
+    while astray := [tid for tid in threads_of(pid) if read_tids([tid]) not in there]:
+        pin_tids(astray, cpus)
 
 
 def pin_self(cpus: Collection[int]) -> None:

@@ -1,0 +1,85 @@
+"""The moving line, under random launches, completions and changes of target."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from smpart.partition import Line, Side, Split
+
+TOTAL = 5
+SPLITS = [Split(p, TOTAL - p) for p in range(TOTAL + 1)]
+
+
+class Lanes(RuleBasedStateMachine):
+    """Two lanes of depth 2 that launch whenever the line lets them, and complete in order, at any time."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = Line(TOTAL, Split(3, 2))
+        self.queues = {side: [] for side in Side}
+        self.ids = 0
+
+    @rule(side=st.sampled_from(list(Side)))
+    def launch(self, side):
+        split = self.line.grant(side)
+        if split is None or len(self.queues[side]) == 2:
+            return
+        assert split.units(side) > 0
+        self.ids += 1
+        self.queues[side].append((self.ids, split))
+        self.line.launched(self.ids, side, split)
+
+    @precondition(lambda self: any(self.queues.values()))
+    @rule(side=st.sampled_from(list(Side)))
+    def complete(self, side):
+        if self.queues[side]:
+            self.line.completed(self.queues[side].pop(0)[0])
+
+    @rule(goal=st.sampled_from(SPLITS))
+    def move(self, goal):
+        self.line.target = goal
+
+    @rule(side=st.sampled_from(list(Side)), goal=st.sampled_from(SPLITS))
+    def nobody_waits_for_ever(self, side, goal):
+        """Once the other side's works are done, a side that the target gives units is granted exactly those."""
+        self.line.target = goal
+        while self.queues[side.other]:
+            self.line.completed(self.queues[side.other].pop(0)[0])
+        assert self.line.grant(side) == (goal if goal.units(side) else None)
+
+    @rule(goal=st.sampled_from([split for split in SPLITS if not split.exclusive]))
+    def both_arrive_while_both_keep_launching(self, goal):
+        """A steady target is reached by both sides although neither ever pauses, within their depths."""
+        self.line.target = goal
+        for _ in range(6):
+            for side in Side:
+                self.complete(side)
+                self.launch(side)
+        assert {self.line.grant(side) for side in Side} == {goal}
+
+    @invariant()
+    def no_unit_is_shared(self):
+        owned = [set() for _ in Side]
+        for mine, (side, queue) in zip(owned, self.queues.items(), strict=True):
+            for _, split in queue:
+                mine |= set(split.indices(side, TOTAL))
+        assert not owned[0] & owned[1]
+
+    @invariant()
+    def the_count_is_right(self):
+        assert all(self.line.inflight(side) == len(queue) for side, queue in self.queues.items())
+
+
+TestLine = Lanes.TestCase
+
+
+@given(st.sampled_from(SPLITS), st.sampled_from(SPLITS), st.sampled_from(list(Side)))
+def test_the_shrinking_side_moves_first(before, after, side):
+    """A side that shrinks is granted its new share at its next launch, whatever else is in flight."""
+    line = Line(TOTAL, before)
+    for id, each in enumerate(Side):
+        if (split := line.grant(each)) is not None:
+            line.launched(id, each, split)
+    line.target = after
+    if 0 < after.units(side) <= before.units(side):
+        assert line.grant(side) == after
