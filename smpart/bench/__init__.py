@@ -1,0 +1,1 @@
+"""Loads, replays, metrics and reports: what a deployment is measured with."""

@@ -1,0 +1,50 @@
+"""What a person at a terminal sees while a command runs. Everything goes to stderr; stdout is for results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from smpart.bench.bench import Watch
+from smpart.bench.replay import Status
+
+_REFRESH_S = 0.1
+
+
+class Display:
+    """Log lines, and a live line for each replay where stderr is a terminal."""
+
+    def __init__(self, *, live: bool) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self._live = live and self.console.is_terminal
+
+    def say(self, line: str) -> None:
+        """One line of log."""
+        self.console.print(line, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def watch(self, title: str) -> Iterator[Watch]:
+        """A display for one replay; gives the function that a replay calls with its status."""
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+        )
+        with Progress(*columns, console=self.console, transient=True, disable=not self._live) as progress:
+            task = progress.add_task(title, total=None, detail="")
+            shown = 0.0
+
+            def update(status: Status) -> None:
+                nonlocal shown
+                if self._live and monotonic() - shown > _REFRESH_S:
+                    shown = monotonic()
+                    detail = f"{status.seconds:.1f} s, {status.arrived - status.ended} in the system"
+                    progress.update(task, total=status.total, completed=status.ended, detail=detail)
+
+            yield update

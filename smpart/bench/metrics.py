@@ -1,0 +1,106 @@
+"""What a replay is judged by. Definitions follow DistServe and vLLM; TPOT excludes the first token.
+
+* TTFT: due to first token, queueing included. TPOT: (last - first token) / (tokens - 1). ITL: each gap between tokens.
+* attainment: requests that met every objective / all submitted; refused and failed ones missed.
+* goodput: requests that met every objective / seconds of the replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from smpart.bench.replay import Replay, Served
+from smpart.engine.request import FinishReason
+from smpart.scheduler.slo import SLO
+
+Summary = dict[str, object]
+
+
+def ttft_ms(served: Served) -> float | None:
+    """Milliseconds from due to first token; None if there was none."""
+    return (served.times_s[0] - served.due_s) * 1e3 if served.times_s else None
+
+
+def tpot_ms(served: Served) -> float | None:
+    """Mean milliseconds per token after the first; None with fewer than two tokens."""
+    times = served.times_s
+    return (times[-1] - times[0]) / (len(times) - 1) * 1e3 if len(times) > 1 else None
+
+
+def itl_ms(served: Served) -> list[float]:
+    """Every gap between two consecutive tokens, in milliseconds."""
+    return (np.diff(served.times_s) * 1e3).tolist() if len(served.times_s) > 1 else []
+
+
+def met(served: Served, slo: SLO) -> bool:
+    """Whether a request got its whole answer within every objective; an objective it has no value for is met."""
+    first, pace = ttft_ms(served), tpot_ms(served)
+    if not served.finished or first is None:
+        return False
+    return (
+        first <= slo.ttft_ms
+        and (pace is None or pace <= slo.tpot_ms)
+        and max(itl_ms(served), default=0.0) <= slo.itl_ms
+    )
+
+
+def attainment(replay: Replay, slo: SLO) -> float:
+    """Share of all submitted requests that met every objective."""
+    return sum(met(s, slo) for s in replay.served) / len(replay.served)
+
+
+def percentiles(values: Sequence[float], *points: int) -> dict[str, float | None]:
+    """Percentiles by linear interpolation, keyed ``p50`` and so on; None where there are no values.
+
+    >>> percentiles([1.0, 2.0, 3.0], 50, 99)
+    {'p50': 2.0, 'p99': 2.98}
+    """
+    if not values:
+        return dict.fromkeys((f"p{p}" for p in points), None)
+    return {f"p{p}": round(float(v), 6) for p, v in zip(points, np.percentile(values, points), strict=True)}
+
+
+def backlog_grows(replay: Replay) -> bool:
+    """Whether the queue grew while requests arrived.
+
+    The queue (arrived, no first token, not refused) is counted at each arrival; its least-squares trend over the
+    arrivals may add at most two requests, or 5 % of all if that is more.
+    """
+    dues = np.array([s.due_s for s in replay.served])
+    if len(dues) < 4 or dues[-1] <= dues[0]:
+        return False
+    firsts = np.sort([s.times_s[0] if s.times_s else s.due_s for s in replay.served])
+    queue = np.arange(1, len(dues) + 1) - np.searchsorted(firsts, dues, side="right")
+    slope = float(np.polyfit(dues - dues[0], queue, 1)[0])
+    return slope * float(dues[-1] - dues[0]) > max(2.0, 0.05 * len(dues))
+
+
+def summarise(replay: Replay, slo: SLO) -> Summary:
+    """The measured part of a run record (milliseconds, seconds, tokens, as each key says)."""
+    served, log = replay.served, replay.log
+    finished = [s for s in served if s.finished]
+    good = sum(met(s, slo) for s in served)
+    gaps = [gap for s in served for gap in itl_ms(s)]
+    seconds = replay.seconds
+    return {
+        "requests": len(served),
+        "finished": len(finished),
+        "refused": sum(s.reason is FinishReason.REFUSED for s in served),
+        "failed": sum(s.reason is FinishReason.ERROR for s in served),
+        "ttft_ms": percentiles([v for s in served if (v := ttft_ms(s)) is not None], 50, 95, 99),
+        "tpot_ms": percentiles([v for s in served if (v := tpot_ms(s)) is not None], 50, 95, 99),
+        "itl_ms": {**percentiles(gaps, 50, 99), "max": round(max(gaps), 6) if gaps else None},
+        "goodput_rps": good / seconds if seconds > 0 else 0.0,
+        "slo_attainment": good / len(served) if served else 0.0,
+        "throughput_tok_s": sum(len(s.times_s) for s in served) / seconds if seconds > 0 else 0.0,
+        "prompt_tok_s": sum(s.prompt_tokens for s in finished) / seconds if seconds > 0 else 0.0,
+        "seconds": seconds,
+        "cached_tokens": sum(s.cached_tokens for s in served),
+        "bubble": {"prefill": log.bubble["prefill"], "decode": log.bubble["decode"]},
+        "resizes": log.resizes,
+        "preemptions": log.preemptions,
+        "steps": log.steps,
+        "decision_us": percentiles([s * 1e6 for s in log.decision_seconds], 50, 99),
+    }

@@ -1,0 +1,80 @@
+"""Where a command's runs go: the table, the JSON line, and a folder with everything behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from smpart.bench import plots
+from smpart.bench.console import Display
+from smpart.bench.host import host
+from smpart.bench.report import document, pandas, table, write
+from smpart.bench.run import Run
+from smpart.partition import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How a command was asked to report.
+
+    Attributes:
+        command: its name.
+        as_json: one JSON object as stdout's last line, the table to stderr.
+        folder: for files; None writes none.
+        config: everything that decided the runs, written beside them.
+    """
+
+    command: str
+    as_json: bool
+    folder: Path | None
+    config: Mapping[str, object]
+    display: Display
+
+    def check(self) -> None:
+        """Raise `BackendUnavailable` now, not after the runs, if what writing needs is missing."""
+        if self.folder is not None:
+            plots.figure(1, [1], (1, 1))
+            pandas()
+
+    def report(self, runs: Sequence[Run], device: Device, title: str, **more: object) -> None:
+        """Print and write what `runs` gave; `more` goes into the JSON."""
+        results = document(self.command, host(), [run.record for run in runs], **more)
+        view = table([run.record for run in runs], title)
+        (self.display.console if self.as_json else Console()).print(view)
+        if self.folder is not None:
+            paths = [*write(self.folder, results, runs, self.config), *self._pictures(self.folder, runs, device, title)]
+            self.display.say("written: " + ", ".join(map(str, paths)))
+        if self.as_json:
+            print_json(results)
+
+    def _pictures(self, folder: Path, runs: Sequence[Run], device: Device, title: str) -> list[Path]:
+        paths = [folder / name for name in ("lanes.png", "goodput.png", "latencies.png")]
+        units = "core" if device.kind == "cpu" else "SM"
+        plots.lanes(contrast(runs), device.units, units, paths[0], title)
+        plots.goodput(runs, paths[1], title)
+        plots.latencies(runs, paths[2], title)
+        return paths
+
+
+def contrast(runs: Sequence[Run]) -> list[Run]:
+    """The runs worth seeing one above the other: the first of chunked and of smpart, else the first of each policy."""
+    first: dict[str, Run] = {}
+    for run in runs:
+        first.setdefault(run.policy.partition(":")[0], run)
+    return [first["chunked"], first["smpart"]] if {"chunked", "smpart"} <= first.keys() else list(first.values())
+
+
+def print_json(value: Mapping[str, object]) -> None:
+    """One JSON object as a line of stdout."""
+    print(json.dumps(value, default=_plain), flush=True)
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)

@@ -1,0 +1,204 @@
+"""Pictures of runs. `lanes` is the one that explains the project: what each unit did over time, and what readers felt.
+
+Colours are Okabe and Ito's, told apart also by the colour-blind; hybrid steps are hatched as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smpart.bench.metrics import itl_ms, ttft_ms
+from smpart.bench.run import Run
+from smpart.engine.log import Span
+from smpart.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {"prefill": "#E69F00", "decode": "#0072B2", "hybrid": "#009E73"}
+_POLICY_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_INK, _LATE = "#222222", "#D55E00"
+_WINDOW_SPANS = 260
+"""Spans that one picture can show apart; of a longer run the window around the worst stutter is shown."""
+
+
+def figure(
+    rows: int, heights: Sequence[float], size: tuple[float, float], share: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """A figure without a display. Raises `BackendUnavailable` if matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BackendUnavailable("matplotlib is missing: pip install 'smpart[bench]'") from None
+    canvas = Figure(figsize=size, dpi=150, layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.subplots(rows, 1, sharex=share, gridspec_kw={"height_ratios": list(heights)}, squeeze=False)
+    flat: list[Axes] = list(axes[:, 0])
+    for axis in flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=9)
+    return canvas, flat
+
+
+def lanes(runs: Sequence[Run], units: int, unit_name: str, path: Path, title: str) -> None:
+    """Each run's lanes over time, the line between them, and beneath every gap between two tokens.
+
+    Args:
+        runs: of one load, so that the same requests arrive at the same moments.
+        units: units of the whole device, the height of a lane panel.
+        unit_name: what a unit is called: core, SM.
+        path: PNG to write.
+        title: what was run where, one line.
+    """
+    canvas, axes = figure(2 * len(runs), [2.1, 1.5] * len(runs), (12, 1.2 + 3.5 * len(runs)))
+    window = _window(runs)
+    for axis, run in zip(axes[::2], runs, strict=True):
+        _lane_panel(axis, run, units, unit_name, window)
+    worst = max((g for run in runs for s in run.replay.served for g in itl_ms(s)), default=1.0)
+    for axis, run in zip(axes[1::2], runs, strict=True):
+        _gap_panel(axis, run, worst)
+    axes[0].set_xlim(*window)
+    axes[-1].set_xlabel("seconds since the first arrival")
+    canvas.suptitle(title, fontsize=12, x=0.01, ha="left", weight="bold")
+    canvas.legend(handles=_legend(), loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    canvas.savefig(path)
+
+
+def _window(runs: Sequence[Run]) -> tuple[float, float]:
+    seconds = max(run.replay.seconds for run in runs)
+    crowd = max(len(run.replay.log.spans) for run in runs)
+    if crowd <= _WINDOW_SPANS:
+        return 0.0, seconds
+    width = seconds * _WINDOW_SPANS / crowd
+    gaps = [(g, t) for r in runs for s in r.replay.served for g, t in zip(itl_ms(s), s.times_s[1:], strict=True)]
+    centre = max(gaps, default=(0.0, 0.0))[1]
+    start = min(max(0.0, centre - 0.5 * width), seconds - width)
+    return start, start + width
+
+
+def _lane_panel(axis: Axes, run: Run, units: int, unit_name: str, window: tuple[float, float]) -> None:
+    started = run.replay.started
+    shown = [s for s in run.replay.log.spans if s.finished - started >= window[0] and s.started - started <= window[1]]
+    for kind, colour in COLOURS.items():
+        _bars(axis, [s for s in shown if s.kind == kind], units, started, colour, "////" if kind == "hybrid" else "")
+    line = _line(shown, started)
+    if line:
+        times, heights = zip(*line, strict=True)
+        axis.step(times, heights, where="post", color=_INK, linewidth=1.6)
+    dues = [s.due_s for s in run.replay.served]
+    weights = np.array([s.prompt_tokens for s in run.replay.served], dtype=float)
+    axis.scatter(
+        dues,
+        np.full(len(dues), 1.06 * units),
+        s=14 + 120 * weights / weights.max(),
+        marker="v",
+        color=_INK,
+        clip_on=False,
+    )
+    axis.set_ylim(0, 1.16 * units)
+    axis.set_yticks(range(units + 1) if units <= 8 else np.linspace(0, units, 5).round().tolist())
+    axis.set_ylabel(f"{unit_name}s")
+    record: Any = run.record
+    axis.set_title(
+        f"{run.policy}: {record['slo_attainment']:.0%} of requests met every objective, "
+        f"longest stutter {record['itl_ms']['max'] or 0:,.0f} ms, TTFT p95 {record['ttft_ms']['p95'] or 0:,.0f} ms",
+        loc="left", fontsize=10,
+    )  # fmt: skip
+
+
+def _bars(axis: Axes, spans: list[Span], units: int, started: float, colour: str, hatch: str) -> None:
+    from matplotlib.collections import PolyCollection
+
+    boxes = []
+    for span in spans:
+        owned = span.split.indices(span.side, units)
+        left, right = span.started - started, span.finished - started
+        boxes.append([(left, owned.start), (right, owned.start), (right, owned.stop), (left, owned.stop)])
+    axis.add_collection(PolyCollection(boxes, facecolor=colour, edgecolor="white", linewidth=0.4, hatch=hatch))
+
+
+def _line(spans: list[Span], started: float) -> list[tuple[float, int]]:
+    """Where the line between the lanes was, at each change: the prefill units of the split that work ran under."""
+    line: list[tuple[float, int]] = []
+    for span in sorted(spans, key=lambda s: s.started):
+        height = span.split.prefill
+        if not line or line[-1][1] != height:
+            line.append((span.started - started, height))
+    if line:
+        line.append((max(s.finished for s in spans) - started, line[-1][1]))
+    return line
+
+
+def _gap_panel(axis: Axes, run: Run, worst: float) -> None:
+    points = [p for s in run.replay.served for p in zip(s.times_s[1:], itl_ms(s), strict=True)]
+    if points:
+        times, gaps = np.array(points).T
+        late = gaps > run.slo.itl_ms
+        axis.vlines(times[late], 0, gaps[late], color=_LATE, linewidth=0.8, alpha=0.5)
+        axis.scatter(times[~late], gaps[~late], s=7, color=COLOURS["decode"], linewidths=0)
+        axis.scatter(times[late], gaps[late], s=16, color=_LATE, marker="X", linewidths=0)
+    axis.axhline(run.slo.itl_ms, color=_INK, linestyle="--", linewidth=1)
+    axis.set_ylim(0, 1.08 * max(worst, run.slo.itl_ms))
+    axis.set_ylabel("gap between\ntokens (ms)")
+
+
+def _legend() -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    return [
+        Patch(color=COLOURS["prefill"], label="prefill"),
+        Patch(color=COLOURS["decode"], label="decode"),
+        Patch(facecolor=COLOURS["hybrid"], edgecolor="white", hatch="////", label="hybrid step (both in one)"),
+        Line2D([], [], color=_INK, linewidth=1.6, label="the line between the lanes"),
+        Line2D([], [], color=_INK, marker="v", linestyle="", label="arrival (size: prompt)"),
+        Line2D([], [], color=_LATE, marker="X", linestyle="", label="gap over the ITL objective (dashed)"),
+    ]
+
+
+def goodput(runs: Sequence[Run], path: Path, title: str) -> None:
+    """Goodput of each policy: the median of its runs as a bar, each run as a dot."""
+    canvas, (axis,) = figure(1, [1], (7, 4))
+    by_policy: dict[str, list[float]] = {}
+    for run in runs:
+        value: Any = run.record["goodput_rps"]
+        by_policy.setdefault(run.policy, []).append(float(value))
+    for x, (values, colour) in enumerate(zip(by_policy.values(), _POLICY_COLOURS * len(by_policy), strict=False)):
+        axis.bar(x, float(np.median(values)), width=0.6, color=colour)
+        axis.scatter([x] * len(values), values, color=_INK, s=14, zorder=3)
+        axis.annotate(
+            f"{np.median(values):.3g}", (x, float(np.median(values))), (0, 6), textcoords="offset points", ha="center"
+        )
+    axis.set_xticks(range(len(by_policy)), list(by_policy))
+    axis.set_ylabel("requests/s that met every objective")
+    axis.margins(y=0.15)
+    axis.set_title(title, loc="left", fontsize=10)
+    canvas.savefig(path)
+
+
+def latencies(runs: Sequence[Run], path: Path, title: str) -> None:
+    """Share of requests (TTFT) and of gaps (ITL) up to each latency, by policy; objectives dashed."""
+    canvas, axes = figure(2, [1, 1], (8, 7), share=False)
+    colours = dict(zip(dict.fromkeys(r.policy for r in runs), _POLICY_COLOURS * len(runs), strict=False))
+    for policy, colour in colours.items():
+        served = [s for r in runs if r.policy == policy for s in r.replay.served]
+        for axis, values in zip(
+            axes, ([v for s in served if (v := ttft_ms(s))], [g for s in served for g in itl_ms(s)]), strict=True
+        ):
+            ordered = np.sort(values)
+            axis.step(
+                ordered, np.arange(1, len(ordered) + 1) / max(1, len(ordered)), where="post", color=colour, label=policy
+            )
+    for axis, name, limit in zip(axes, ("TTFT", "ITL"), (runs[0].slo.ttft_ms, runs[0].slo.itl_ms), strict=True):
+        axis.axvline(limit, color=_INK, linestyle="--", linewidth=1)
+        axis.set(xscale="log", xlabel=f"{name} (ms)", ylabel="share")
+        axis.grid(alpha=0.25)
+    axes[0].legend(frameon=False, fontsize=9)
+    axes[0].set_title(title, loc="left", fontsize=10)
+    canvas.savefig(path)

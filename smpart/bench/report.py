@@ -1,0 +1,120 @@
+"""Run records as a table, JSON and Parquet, with the configuration beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from smpart.bench.metrics import itl_ms, met, tpot_ms, ttft_ms
+from smpart.bench.run import Run
+from smpart.errors import BackendUnavailable
+
+Record = Mapping[str, Any]
+
+_COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("TTFT p50", ("ttft_ms", "p50"), "ms"),
+    ("p95", ("ttft_ms", "p95"), "ms"),
+    ("TPOT p50", ("tpot_ms", "p50"), "ms"),
+    ("p95", ("tpot_ms", "p95"), "ms"),
+    ("ITL p50", ("itl_ms", "p50"), "ms"),
+    ("p99", ("itl_ms", "p99"), "ms"),
+    ("max", ("itl_ms", "max"), "ms"),
+    ("SLO met", ("slo_attainment",), "%"),
+    ("goodput", ("goodput_rps",), "req/s"),
+    ("tokens", ("throughput_tok_s",), "tok/s"),
+    ("bubble P", ("bubble", "prefill"), "%"),
+    ("D", ("bubble", "decode"), "%"),
+    ("resizes", ("resizes",), ""),
+)
+
+
+def table(records: Sequence[Record], title: str) -> Table:
+    """One row a policy: the median over its runs, with the lowest and highest where there are several."""
+    columns = [*_COLUMNS, ("capacity", ("capacity_rps",), "req/s")] if _has(records, "capacity_rps") else list(_COLUMNS)
+    view = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
+    view.add_column("policy")
+    for name, _, unit in columns:
+        view.add_column(f"{name}\n[dim]{unit}[/dim]", justify="right")
+    for policy in dict.fromkeys(r["policy"] for r in records):
+        runs = [r for r in records if r["policy"] == policy]
+        view.add_row(str(policy), *(_cell([_dig(r, path) for r in runs], unit) for _, path, unit in columns))
+    return view
+
+
+def document(command: str, host: Record, runs: Sequence[Record], **more: object) -> dict[str, object]:
+    """What ``--json`` prints and ``results.json`` holds."""
+    return {"schema": 1, "command": command, "host": dict(host), "runs": list(runs), **more}
+
+
+def write(folder: Path, results: Mapping[str, object], runs: Sequence[Run], config: Mapping[str, object]) -> list[Path]:
+    """Write ``config.json``, ``results.json`` and ``requests.parquet`` (one row a request); the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "config.json", folder / "results.json", folder / "requests.parquet"]
+    paths[0].write_text(json.dumps(config, indent=2, default=str) + "\n")
+    paths[1].write_text(json.dumps(results, indent=2) + "\n")
+    pandas().DataFrame([row for run in runs for row in _rows(run)]).to_parquet(paths[2], index=False)
+    return paths
+
+
+def _rows(run: Run) -> list[dict[str, object]]:
+    return [
+        {
+            "policy": run.policy,
+            "seed": run.seed,
+            "rate": run.record["rate"],
+            "request": s.index,
+            "due_s": s.due_s,
+            "prompt_tokens": s.prompt_tokens,
+            "max_tokens": s.max_tokens,
+            "output_tokens": len(s.token_ids),
+            "cached_tokens": s.cached_tokens,
+            "preemptions": s.preemptions,
+            "finish_reason": s.reason.value,
+            "error": s.error,
+            "ttft_ms": ttft_ms(s),
+            "tpot_ms": tpot_ms(s),
+            "itl_max_ms": max(itl_ms(s), default=None),
+            "met_slo": met(s, run.slo),
+            "token_times_s": list(s.times_s),
+        }
+        for s in run.replay.served
+    ]
+
+
+def pandas() -> Any:
+    """The package, with a Parquet engine. Raises `BackendUnavailable` if either is missing."""
+    try:
+        import pandas
+        import pyarrow  # type: ignore[import-untyped]  # noqa: F401
+    except ImportError as error:
+        raise BackendUnavailable(f"{error.name} is missing: pip install 'smpart[bench]'") from None
+    return pandas
+
+
+def _has(records: Sequence[Record], key: str) -> bool:
+    return any(r[key] is not None for r in records)
+
+
+def _dig(record: Record, path: tuple[str, ...]) -> float | None:
+    value: Any = record
+    for key in path:
+        value = value[key]
+    return value  # type: ignore[no-any-return]
+
+
+def _cell(values: Sequence[float | None], unit: str) -> str:
+    known = [v * 100 if unit == "%" else v for v in values if v is not None]
+    if not known:
+        return "-"
+    middle = _number(median(known))
+    return middle if len(known) == 1 else f"{middle}\n[dim]{_number(min(known))}..{_number(max(known))}[/dim]"
+
+
+def _number(value: float) -> str:
+    """Three significant digits without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

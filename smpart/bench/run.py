@@ -1,0 +1,51 @@
+"""One policy on one load, once: the replay, and the record of it that goes to JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from smpart.bench.load import Load
+from smpart.bench.metrics import Summary, summarise
+from smpart.bench.replay import Job, Replay, Status, replay
+from smpart.engine.deployment import Deployment
+from smpart.scheduler.slo import SLO
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one replay gave."""
+
+    policy: str
+    seed: int
+    slo: SLO
+    record: Summary
+    replay: Replay
+
+
+def run(
+    deployment: Deployment,
+    policy: str,
+    slo: SLO,
+    load: Load,
+    jobs: Sequence[Job],
+    *,
+    seed: int,
+    watch: Callable[[Status], None] | None = None,
+    capacity_rps: float | None = None,
+) -> Run:
+    """Replay `jobs` (the prompts of `load`) under one policy on a fresh core."""
+    result = replay(deployment.core(policy, slo, seed=seed), jobs, slo, watch)
+    record: Summary = {
+        "policy": policy,
+        "backend": deployment.backend,
+        "model": deployment.name,
+        "trace": load.name,
+        "rate": load.rate,
+        "seed": seed,
+        "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "itl_ms": slo.itl_ms},
+        **summarise(result, slo),
+        "capacity_rps": capacity_rps,
+        "virtual": deployment.virtual,
+    }
+    return Run(policy, seed, slo, record, result)

@@ -1,0 +1,192 @@
+"""The command line. Every command takes ``--json``: stdout's last line is then one JSON object; logs go to stderr.
+
+Exit codes: 0 done, 1 failed, 2 bad usage or input, 130 interrupted. What a command needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from smpart.errors import SmpartError, UsageError
+
+
+class _Commands(typer.core.TyperGroup):
+    """Turns smpart's errors into one line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SmpartError as error:
+            typer.echo(f"smpart: {error}", err=True)
+            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="smpart",
+    help="Prefill and decode of a language model at the same time, in two lanes of one device.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as stdout's last line.")]
+Backend = Annotated[str, typer.Option(help="auto, cores, or sim:<gpu> (bench only).")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of arrivals, prompts and sampling.")]
+
+
+def main() -> None:
+    """The entry point of ``smpart``."""
+    app()
+
+
+@app.callback()
+def _begin(
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log what is chosen automatically, and why.")
+    ] = False,
+) -> None:
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("smpart").setLevel(level)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Devices, backends and why each is or isn't usable, realised splits, switch cost."""
+    from smpart.bench.doctor import examine, lines, require_realised
+    from smpart.bench.output import print_json
+
+    facts = examine()
+    if as_json:
+        print_json({"schema": 1, "command": "doctor", **facts})
+    else:
+        typer.echo("\n".join(lines(facts)))
+    require_realised(facts)
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="Local path, hub id, smollm2, or random:<family>.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The prompt; - reads stdin.")],
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to produce.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Reproduces a sampled text.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Write the prompt as a chat turn, or take it as it is.")
+    ] = False,
+    policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "smpart",
+    backend: Backend = "auto",
+    dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    as_json: Json = False,
+) -> None:
+    """Stream one answer."""
+    from smpart.bench.answer import Question, answer
+    from smpart.bench.output import print_json
+    from smpart.runtime.sampling import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    stream = sys.stderr if as_json else sys.stdout
+
+    def show(piece: str) -> None:
+        stream.write(piece)
+        stream.flush()
+
+    result = answer(Question(model, text, params, chat, policy, backend, dtype), show)
+    show("\n")
+    if as_json:
+        print_json({"schema": 1, "command": "generate", **result})
+
+
+@app.command()
+def bench(
+    policy: Annotated[str, typer.Option(help="Policies to compare, comma-separated.")] = "mixed,chunked,smpart",
+    trace: Annotated[
+        str,
+        typer.Option(help="Mooncake .jsonl, Azure .csv, lengths .csv, or synth:chat|code|longdoc[:poisson|:bursty]."),
+    ] = "synth:chat",
+    model: Annotated[
+        str, typer.Option(help="smollm2, random:<family>, a path or hub id; with sim also a built-in shape.")
+    ] = "smollm2",
+    backend: Backend = "auto",
+    slo: Annotated[str | None, typer.Option(help="ttft=MS,tpot=MS[,itl=MS]; fitted to the machine by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for JSON, Parquet, plots and the configuration.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second; arrivals are rescaled.")] = None,
+    speedup: Annotated[float, typer.Option(help="Multiple of the load's own rate.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="First N requests (synthetic: how many).")] = None,
+    scale: Annotated[float, typer.Option(help="Multiply all prompt and output lengths, for slow machines.")] = 1.0,
+    clip: Annotated[
+        bool, typer.Option("--clip", help="Cut requests that are too long instead of refusing them.")
+    ] = False,
+    time_unit: Annotated[str, typer.Option(help="What a trace's numeric times are in: auto, ms, s.")] = "auto",
+    capacity: Annotated[bool, typer.Option("--capacity", help="Search for the highest rate that holds.")] = False,
+    attainment: Annotated[
+        float, typer.Option(help="Share of requests that must meet every objective at capacity.")
+    ] = 0.9,
+    seed: Seed = 0,
+    repeat: Annotated[int, typer.Option(help="Replays of each policy, on seeds SEED, SEED+1, ...")] = 1,
+    dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    as_json: Json = False,
+) -> None:
+    """Replay a load under several policies, in real or virtual time, and compare."""
+    from smpart.bench.bench import Bench, Options
+    from smpart.bench.console import Display
+    from smpart.bench.output import Output
+    from smpart.bench.source import TraceOptions
+    from smpart.engine.deployment import Deployment
+    from smpart.scheduler.slo import SLO
+
+    source = TraceOptions(trace, limit, scale, clip, time_unit, seed)
+    policies = tuple(dict.fromkeys(p.strip() for p in policy.split(",")))
+    objectives = None if slo is None else SLO.parse(slo)
+    options = Options(policies, source, objectives, rate, speedup, repeat, capacity, attainment)
+    options.check()
+    display = Display(live=not as_json)
+    config = {"model": model, "backend": backend, "dtype": dtype, "options": options}
+    output = Output("bench", as_json, out, config, display)
+    output.check()
+    with Deployment.open(model, backend=backend, dtype=dtype) as deployment:
+        runs = list(Bench(deployment, options, display.say, display.watch).runs())
+        output.report(runs, deployment.device, f"{model} on {deployment.backend}, {trace}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture, JSON and Parquet.")] = Path("out/demo"),
+    model: Annotated[str, typer.Option(help="A real model with a chat template.")] = "smollm2",
+    backend: Backend = "auto",
+    dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """The main job: a real small model on two lanes, against mixed and chunked, with a table and a picture."""
+    from smpart.bench.console import Display
+    from smpart.bench.demo import Demo, verdict
+    from smpart.bench.output import Output
+    from smpart.engine.deployment import Deployment
+
+    display = Display(live=not as_json)
+    config = {"model": model, "backend": backend, "dtype": dtype, "seed": seed}
+    output = Output("demo", as_json, out, config, display)
+    output.check()
+    display.say(f"loading {model}")
+    with Deployment.open(model, backend=backend, dtype=dtype) as deployment:
+        show = Demo(deployment, seed, display.say, display.watch)
+        runs = []
+        for run in show.runs():
+            runs.append(run)
+            display.say(f"{run.policy}: {len(run.replay.served)} requests in {run.replay.seconds:.0f} s")
+        for question, text in show.answers(runs[-1]):
+            display.say(f"> {question}\n  {text}")
+        output.report(runs, deployment.device, f"{model} on {deployment.backend}", verdict=verdict(runs))
+    display.say(verdict(runs))
