@@ -22,6 +22,7 @@ from smpart.partition import Lanes, Line, Shape, Side, Split, Work
 from smpart.predictor.estimate import Predictor
 from smpart.runtime.batch import Batch, Chunk, Sampler, Segment
 from smpart.runtime.board import Board
+from smpart.runtime.sampling import SamplingParams
 from smpart.scheduler.plan import Piece, Plan, Policy, ResumePrefill, StartPrefill, Step
 from smpart.scheduler.snapshot import LaneView, Snapshot
 from smpart.scheduler.table import RequestTable, State
@@ -355,8 +356,11 @@ class EngineCore:
         met = self._known_samplers[side]
         fresh: dict[int, Sampler] = {}
         for row in itertools.chain(rows, (p.row for p in parts if p.sample)):
-            slot, request = int(self.table.slot[row]), self.requests[row]
-            if met.get(slot) != request.id:
+            slot, request = int(self.table.slot[row]), self.requests.get(row)
+            if request is None:  # it ended while its forward was under way; what is sampled for it goes nowhere
+                fresh[slot] = _NOBODY
+                met.pop(slot, None)
+            elif met.get(slot) != request.id:
                 met[slot] = request.id
                 fresh[slot] = Sampler(request.params, len(request.prompt), request.seed)
         return fresh
@@ -463,3 +467,4 @@ class EngineCore:
 
 
 _NO_ROWS = np.zeros(0, dtype=np.int32)
+_NOBODY = Sampler(SamplingParams(), 1, 0)

@@ -56,9 +56,10 @@ class Board:
         """Longest prompt and answer together."""
         return int(self.tokens.shape[1])
 
-    def write_tokens(self, slot: int, tokens: Sequence[int]) -> None:
+    def write_tokens(self, slot: int, prompt: Sequence[int], outputs: Sequence[int] = ()) -> None:
         """Set the known tokens of a slot from position 0."""
-        self.tokens[slot, : len(tokens)] = tokens
+        self.tokens[slot, : len(prompt)] = prompt
+        self.tokens[slot, len(prompt) : len(prompt) + len(outputs)] = outputs
 
     def append_blocks(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """Set table entries ``first ...`` of a slot."""

@@ -1,0 +1,144 @@
+"""A model placed on a pair of lanes, with its KV memory: what several engines or policies can run on in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from smpart.engine.core import EngineCore
+from smpart.errors import UsageError
+from smpart.kvcache import BlockPool, KVConfig
+from smpart.partition import Device, Lanes, ModelShape
+from smpart.partition.registry import open_backend
+from smpart.predictor import OnlinePredictor
+from smpart.profiler.probe import Probe
+from smpart.runtime.board import Board
+from smpart.scheduler.registry import make_policy
+from smpart.scheduler.slo import SLO
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from smpart.engine.ghost import GhostBoard
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Deployment:
+    """Use `Deployment.open` or `Deployment.serve`; close it, or use it in a ``with`` statement.
+
+    Attributes:
+        name: the model, as asked for.
+        backend: the backend that was opened (never ``auto``).
+        virtual: whether its clock is virtual.
+        predictor: what is known of this device's speed before the first request; each core gets a copy.
+        probes: what was measured to know it.
+        lead_s: see `EngineCore`.
+        max_len: longest prompt and answer together.
+        generation_defaults: the model's own generation settings.
+    """
+
+    name: str
+    backend: str
+    virtual: bool
+    lanes: Lanes
+    board: Board | GhostBoard
+    kv: KVConfig
+    blocks: int
+    model_shape: ModelShape
+    predictor: OnlinePredictor
+    lead_s: float
+    eos: frozenset[int] = frozenset()
+    tokenizer: PreTrainedTokenizerBase | None = None
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    probes: Sequence[Probe] = ()
+    resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    @classmethod
+    def open(
+        cls, model: str, *, backend: str = "auto", kv: KVConfig | None = None, dtype: str = "float32"
+    ) -> Deployment:
+        """Load a model by name and place it.
+
+        Args:
+            model: a local path or hub id, ``smollm2``, ``random:<family>``; with ``sim:<gpu>`` also the shapes
+                of `smpart.sim.models` or any ``config.json``.
+            backend: ``auto``, ``cores``, ``cores:threads`` or ``sim:<gpu>``.
+            dtype: element type of weights and KV, torch's name.
+
+        Raises:
+            UsageError: an unknown model or backend, limits that cannot hold.
+            UnsupportedModel, BackendUnavailable, SmpartError: it cannot be served here; the message says why.
+        """
+        opened = open_backend(backend)
+        if opened.device().kind == "sim":
+            from smpart.engine.virtual import deploy_virtual
+
+            return deploy_virtual(model, opened, kv or KVConfig(), dtype)
+        from smpart.engine.real import deploy_real, load
+
+        loaded, tokenizer = load(model, dtype)
+        return deploy_real(loaded, tokenizer, opened, kv or KVConfig(), name=model)
+
+    @classmethod
+    def serve(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        backend: str = "auto",
+        kv: KVConfig | None = None,
+    ) -> Deployment:
+        """Place a loaded model. Raises as `open` does."""
+        opened = open_backend(backend)
+        if opened.device().kind == "sim":
+            raise UsageError(f"backend {backend!r} only simulates: it serves no real model; try `smpart bench`")
+        from smpart.engine.real import deploy_real
+
+        return deploy_real(model, tokenizer, opened, kv or KVConfig(), name=type(model).__name__)
+
+    @property
+    def device(self) -> Device:
+        """The device whose units the lanes share."""
+        return self.lanes.device
+
+    @property
+    def max_len(self) -> int:
+        """Longest prompt and answer together, in tokens."""
+        return self.board.max_len
+
+    def core(self, policy: str, slo: SLO, *, seed: int = 0) -> EngineCore:
+        """A fresh engine core on these lanes: empty pool and cache, the predictor as it was after the first look.
+
+        One core at a time may use a deployment.
+        """
+        made = make_policy(policy, slo=slo, splits=self.lanes.splits())
+        return EngineCore(
+            self.lanes,
+            made,
+            copy.deepcopy(self.predictor),
+            BlockPool(self.blocks, self.kv.block_tokens),
+            self.board,
+            layers=self.model_shape.layers,
+            lead_s=self.lead_s,
+            eos=self.eos,
+            prefix_cache=self.kv.prefix_cache,
+            seed=seed,
+        )
+
+    def close(self) -> None:
+        """End the workers and free the memory. Idempotent."""
+        self.lanes.close()
+        self.resources.close()
+
+    def __enter__(self) -> Deployment:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
