@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from smpart.scheduler.snapshot import Rows, Snapshot
 from smpart.scheduler.table import State
 
-Counts = NDArray[np.int64]
+Counts = NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,15 @@ class Fit:
     short: bool
 
 
-def first_token(snapshot: Snapshot, rows: Rows) -> NDArray[np.int32]:
+def first_token(snapshot: Snapshot, rows: Rows) -> Counts:
     """First token position that each row still has to compute (waiting rows start behind their prefix hit)."""
     table = snapshot.table
     start = np.maximum(table.computed[rows], table.cached[rows] * (table.state[rows] == State.WAITING))
-    first: NDArray[np.int32] = np.minimum(start, table.known[rows] - 1)
+    first: Counts = np.minimum(start, table.known[rows] - 1)
     return first
 
 
-def blocks_wanted(snapshot: Snapshot, rows: Rows, upto: NDArray[np.int32] | NDArray[np.int64]) -> Counts:
+def blocks_wanted(snapshot: Snapshot, rows: Rows, upto: Counts) -> Counts:
     """New blocks each row needs to hold its tokens ``0 .. upto``; prefix hits count in full, they may be evictable."""
     wanted = -(-upto // snapshot.block_tokens) - snapshot.table.blocks[rows]
     counts: Counts = np.maximum(wanted, 0).astype(np.int64)

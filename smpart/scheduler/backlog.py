@@ -1,0 +1,155 @@
+"""The prefill work that is waiting, in the order it should be served.
+
+Rows are served by earliest deadline, as long as every deadline can be kept. When one cannot, the longest prompts are
+given up first (Moore and Hodgson's algorithm: the fewest late jobs on one machine); who is given up goes behind those
+who can still be saved, in order of arrival, and best-effort work goes last. So that nobody is passed over without end,
+one start in `SHARE` goes to whoever has waited longest once its age passes `AGE` TTFT objectives.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from smpart.scheduler import memory
+from smpart.scheduler.costs import Costs, Floats
+from smpart.scheduler.memory import Counts
+from smpart.scheduler.snapshot import Rows, Snapshot
+
+AGE = 2.0
+SHARE = 4
+_SEEN = 256
+"""Rows looked at, the earliest arrivals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Rows to prefill, first to serve first.
+
+    Attributes:
+        starts: first token each has to compute.
+        tokens: tokens left to compute.
+        work: seconds of them alone on the whole device.
+        deadlines: when the first token is due; for rows that have had theirs, when the next one was due.
+        saved: how many rows at the front can still be in time; the others behind them cannot.
+    """
+
+    rows: Rows
+    starts: Counts
+    tokens: Counts
+    work: Floats
+    deadlines: Floats
+    saved: int
+
+
+class Turns:
+    """Remembers whose turn among the aged it is. A turn ends when its row is seen to have got on."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._given: tuple[int, int, float] | None = None
+
+    def due(self, now: float) -> bool:
+        """Whether the aged may have a start now."""
+        return now >= self._next
+
+    def give(self, seq: int, start: int, cost: float) -> None:
+        """Row `seq` leads the backlog from token `start` on because of its age."""
+        self._given = seq, start, cost
+
+    def look(self, now: float, seqs: list[int], starts: list[int]) -> None:
+        """End the turn of a row that is no longer where it was: the others now have `SHARE` - 1 times as long."""
+        if self._given is not None:
+            seq, start, cost = self._given
+            if (seq, start) not in zip(seqs, starts, strict=True):
+                self._next = now + (SHARE - 1) * cost
+                self._given = None
+
+
+def backlog(snapshot: Snapshot, costs: Costs, turns: Turns, ahead: float, speed: float, longest: float) -> Backlog:
+    """The rows that wait for prefill.
+
+    Args:
+        ahead: seconds of work (whole device, alone) in started forwards, to be done first.
+        speed: share of the whole device's prefill speed to count on.
+        longest: seconds (whole device) of one forward at most.
+    """
+    table, now = snapshot.table, snapshot.now
+    rows = np.concatenate((snapshot.prefilling, snapshot.waiting[:_SEEN]))
+    starts = memory.first_token(snapshot, rows)
+    tokens = table.known[rows] - starts
+    work = costs.work(tokens)
+    deadlines = table.ttft_deadline[rows]
+    again = table.outputs[rows] > 0
+    groups = np.where(table.best_effort[rows], 3, np.where(again, 0, np.where(now + work > deadlines, 2, 1)))
+    order = np.lexsort((np.where(groups == 1, deadlines, table.seq[rows]), groups))
+    first = int(np.count_nonzero(groups == 0))
+    saved = first + int(np.count_nonzero(groups == 1))
+    if saved > 1:
+        order, saved = _save(order, first, saved, work, deadlines, now + ahead / speed, speed)
+    if saved < len(rows):
+        order, saved = _aged(snapshot, turns, rows, starts, order, saved, np.minimum(work, longest) / speed)
+    return Backlog(rows[order], starts[order], tokens[order], work[order], deadlines[order], saved)
+
+
+def _save(
+    order: Rows, first: int, saved: int, work: Floats, deadlines: Floats, start: float, speed: float
+) -> tuple[Rows, int]:
+    """Reorder the rows that can be saved: give up the longest if not all can be, let short ones pass long ones."""
+    line = order[:saved]
+    seconds = work[line] / speed
+    due = deadlines[line]
+    ends = start + np.cumsum(seconds)
+    if bool((ends[first:] > due[first:]).any()):
+        begin = float(ends[first - 1]) if first else start
+        kept, lost = _fewest_late(seconds[first:].tolist(), due[first:].tolist(), begin)
+        line = np.concatenate((line[:first], line[first:][kept]))
+        order = np.concatenate((line, order[:saved][first:][lost], order[saved:]))
+        saved = len(line)
+        seconds, due = work[line] / speed, deadlines[line]
+    if saved - first > 1:
+        slack = float(due[first] - start - seconds[: first + 1].sum())
+        quick = seconds[first + 1 :] <= 0.25 * seconds[first]
+        quick &= np.cumsum(np.where(quick, seconds[first + 1 :], 0.0)) <= 0.5 * slack
+        if quick.any():
+            rest = line[first + 1 :]
+            line = np.concatenate((line[:first], rest[quick], line[first : first + 1], rest[~quick]))
+            order = np.concatenate((line, order[saved:]))
+    return order, saved
+
+
+def _fewest_late(seconds: list[float], due: list[float], start: float) -> tuple[list[int], list[int]]:
+    """Moore and Hodgson: jobs in order of `due`; the positions that are kept, and those given up, in order."""
+    heap: list[tuple[float, int]] = []
+    end = start
+    lost = []
+    for place, (length, deadline) in enumerate(zip(seconds, due, strict=True)):
+        heapq.heappush(heap, (-length, place))
+        end += length
+        if end > deadline:
+            longest, gone = heapq.heappop(heap)
+            end += longest
+            lost.append(gone)
+    return sorted(place for _, place in heap), sorted(lost)
+
+
+def _aged(
+    snapshot: Snapshot, turns: Turns, rows: Rows, starts: Counts, order: Rows, saved: int, seconds: Floats
+) -> tuple[Rows, int]:
+    """Let the longest-waiting row lead when it is the turn of the aged."""
+    table, now = snapshot.table, snapshot.now
+    seqs = table.seq[rows]
+    turns.look(now, seqs.tolist(), starts.tolist())
+    if not turns.due(now):
+        return order, saved
+    late = order[saved:]
+    arrivals = table.arrival[rows[late]]
+    aged = late[now - arrivals > AGE * (table.ttft_deadline[rows[late]] - arrivals)]
+    if not aged.size:
+        return order, saved
+    oldest = int(aged[np.argmin(seqs[aged])])
+    turns.give(int(seqs[oldest]), int(starts[oldest]), float(seconds[oldest]))
+    rest = order[order != oldest]
+    return np.concatenate((np.array([oldest], dtype=rest.dtype), rest)), saved + 1

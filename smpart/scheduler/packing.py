@@ -1,0 +1,97 @@
+"""Which tokens of the backlog go into the next forward, and whether there are blocks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from smpart.partition import Shape
+from smpart.scheduler import memory
+from smpart.scheduler.backlog import Backlog
+from smpart.scheduler.memory import Fit
+from smpart.scheduler.plan import Piece
+from smpart.scheduler.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Pieces of one forward.
+
+    Attributes:
+        preempt: rows that must give way before the first piece can ever be computed.
+    """
+
+    pieces: tuple[Piece, ...]
+    shape: Shape
+    preempt: tuple[int, ...] = ()
+
+
+EMPTY = Pack((), Shape())
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What may be taken for prefill now.
+
+    Attributes:
+        blocks: for rows that are admitted already.
+        fresh: for rows to admit: whoever is admitted must find room for its whole prompt.
+        rows: how many may be admitted.
+    """
+
+    blocks: int
+    fresh: int
+    rows: int
+
+
+def room(snapshot: Snapshot, fit: Fit, most_rows: int) -> Room:
+    """Blocks and rows that prefill may take when decode has what it needs.
+
+    Set aside: the rest of prompts already begun, and one block for each running row to grow into.
+
+    Args:
+        most_rows: rows that should be admitted at most, running ones included.
+    """
+    if fit.short:
+        return Room(0, 0, 0)
+    begun = snapshot.prefilling
+    rest = int(memory.blocks_wanted(snapshot, begun, snapshot.table.known[begun]).sum()) if begun.size else 0
+    admitted = len(begun) + len(snapshot.running) + sum(len(forward.rows) for forward in snapshot.forwards)
+    growth = len(snapshot.running) if admitted else 0
+    return Room(fit.free, fit.free - rest - growth, min(snapshot.free_slots, max(0, most_rows - admitted)))
+
+
+def pack(snapshot: Snapshot, backlog: Backlog, room: Room, limit: int, enough: float) -> Pack:
+    """The next pieces in the backlog's order, `limit` tokens at most (the last is cut); ends when there are `enough`.
+
+    No waiting row passes another for want of blocks, but rows that were begun go on: only they can free any.
+    """
+    table, size = snapshot.table, snapshot.block_tokens
+    begun = set(snapshot.prefilling.tolist())
+    closed = False
+    blocks, fresh, rows, left = room.blocks, room.fresh, room.rows, limit
+    pieces: list[Piece] = []
+    chunks: list[tuple[int, int]] = []
+    for place, row in enumerate(backlog.rows[: limit + 1].tolist()):
+        if left <= 0 or limit - left >= enough:
+            break
+        start, tokens = int(backlog.starts[place]), int(backlog.tokens[place])
+        length = min(tokens, left)
+        if row in begun:
+            owned = int(table.blocks[row])
+            length = min(length, (owned + blocks) * size - start)
+            if length <= 0:
+                continue
+            wants = max(0, -(-(start + length) // size) - owned)
+        else:
+            whole = -(-(start + tokens) // size)
+            wants = -(-(start + length) // size)
+            closed = closed or rows == 0 or whole > fresh
+            if closed:
+                continue
+            rows, fresh = rows - 1, fresh - whole
+        blocks, left = blocks - wants, left - length
+        pieces.append(Piece(row, length))
+        chunks.append((length, start))
+    if not pieces and backlog.rows.size and snapshot.prefilling.size:
+        return Pack((), Shape(), memory.unblock(snapshot, int(snapshot.prefilling[0])))
+    return Pack(tuple(pieces), Shape.prefill(chunks)) if pieces else EMPTY

@@ -1,0 +1,242 @@
+"""The controller: splits the device when a split keeps more promises than sharing it in time, and only then.
+
+At every decision it knows until when the next token of each reader must be there (`pace`), in which order prompts
+are best served (`backlog`), and asks the predictor's upper bounds what each way to go on would do (`choice`):
+every split, a hybrid step, decode alone, a prefill within decode's slack. The way that keeps the most deadlines is
+taken; among equals the one that can be kept up, then the one that gets the most work done, then the present one.
+
+Bounds that hold whatever the load: a started forward is paused for at most `PAUSE` TTFT objectives (and one layer
+group) while others pass it; prefill as a whole goes without a token for at most `STARVE` of them; ageing rows get
+every fourth start (`backlog`); decode is put off only within every reader's deadline. Under overload requests that
+cannot be in time any more go behind those that can; ``smpart:refuse`` refuses them instead.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from smpart.errors import UsageError
+from smpart.partition import Shape, Split
+from smpart.scheduler import memory
+from smpart.scheduler.backlog import Backlog, Turns, backlog
+from smpart.scheduler.choice import Choice, Demand, Kind, choose
+from smpart.scheduler.costs import Costs
+from smpart.scheduler.memory import Fit
+from smpart.scheduler.pace import token_deadlines
+from smpart.scheduler.packing import Pack, pack, room
+from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill, Step
+from smpart.scheduler.registry import Setup, register
+from smpart.scheduler.snapshot import ForwardView, Snapshot
+
+PAUSE = 1.0
+STARVE = 2.0
+GROUP = 0.25
+"""A layer group takes at most this share of the TPOT objective..."""
+LEAST_GROUP_S = 2e-3
+"""...but need not be shorter than this."""
+WIDEN = 1.02
+"""A lone decode gets all units if they speed it up by more than this."""
+
+
+@register("smpart")
+class Smpart:
+    """``smpart[:refuse]``."""
+
+    def __init__(self, setup: Setup) -> None:
+        if setup.argument not in ("", "refuse"):
+            raise UsageError(f"policy smpart:{setup.argument}: the only argument is `refuse`")
+        self.name = f"smpart:{setup.argument}" if setup.argument else "smpart"
+        self._refuses = bool(setup.argument)
+        self._group = max(LEAST_GROUP_S, GROUP * setup.slo.tpot_ms / 1e3)
+        self._ttft = setup.slo.ttft_ms / 1e3
+        self._costs = Costs()
+        self._turns = Turns()
+        self._last = Choice(Kind.DECODE, Split(0, 1), 1.0)
+        self._active: dict[int, float] = {}
+        self._fed = -math.inf
+        self._all: tuple[Split, ...] = ()
+        self._proper: tuple[Split, ...] = ()
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """The next plan."""
+        self._costs.tick(snapshot.predictor, snapshot.units)
+        fit = memory.fit_decode(snapshot)
+        speed = max(0.2, self._last.speed)
+        longest = self._group * snapshot.layers
+        line = backlog(snapshot, self._costs, self._turns, self._ahead(snapshot), speed, longest)
+        space = room(snapshot, fit, self._most_rows(snapshot))
+        limit = self._costs.tokens_in(longest * speed)
+        head = pack(snapshot, line, space, limit, self._costs.saturation)
+        self._note_progress(snapshot, bool(head.pieces))
+        rows = fit.rows
+        if not rows.size:
+            return self._prefill_alone(snapshot, fit, line, head)
+        if not head.pieces and not snapshot.forwards:
+            return self._decode_alone(snapshot, fit, head)
+        choice = self._choose(snapshot, rows, line, head)
+        self._last = choice
+        refuse = self._refuse(snapshot, line)
+        if choice.kind is Kind.HYBRID:
+            head = pack(snapshot, line, space, choice.chunk, math.inf)
+        reason = self._reason(choice, rows.size, line, snapshot)
+        step = prefill = None
+        if choice.kind is not Kind.PREFILL and snapshot.decode_lane.room:
+            step = Step(tuple(rows.tolist()), head.pieces if choice.kind is Kind.HYBRID else ())
+        if choice.kind in (Kind.SPLIT, Kind.PREFILL):
+            bound = min(self._group, choice.seconds) if choice.kind is Kind.PREFILL else self._group
+            prefill = self._prefill(snapshot, line, head, choice.split.prefill, bound, choice.drain)
+        return Plan(choice.split, prefill, step, preempt=fit.preempt, refuse=refuse, reason=reason)
+
+    # ---- one side only
+
+    def _prefill_alone(self, snapshot: Snapshot, fit: Fit, line: Backlog, head: Pack) -> Plan:
+        """Nothing to decode: prefill has the device."""
+        preempt = fit.preempt + head.preempt
+        if not head.pieces and not snapshot.forwards:
+            return Plan(snapshot.split, preempt=preempt, reason="nothing can be launched")
+        whole = Split(snapshot.units, 0)
+        self._last = Choice(Kind.PREFILL, whole, 1.0)
+        prefill = self._prefill(snapshot, line, head, snapshot.units, self._group, False)
+        refuse = self._refuse(snapshot, line)
+        return Plan(whole, prefill, preempt=preempt, refuse=refuse, reason="nothing to decode: prefill has the device")
+
+    def _decode_alone(self, snapshot: Snapshot, fit: Fit, head: Pack) -> Plan:
+        """No prefill to launch: decode has the device, unless the units would not speed it up."""
+        rows, held = fit.rows, snapshot.split
+        split = Split(0, snapshot.units)
+        if 0 < held.decode < snapshot.units:
+            batch, context = len(rows), int(snapshot.table.computed[rows].sum())
+            now = self._costs.step(snapshot.predictor, batch, context, held.decode).mean
+            if now <= WIDEN * self._costs.step(snapshot.predictor, batch, context, snapshot.units).mean:
+                split = held
+        step = Step(tuple(rows.tolist())) if snapshot.decode_lane.room else None
+        reason = "no prefill waits" if not snapshot.waiting.size else "no room to admit"
+        return Plan(split, step=step, preempt=fit.preempt + head.preempt, reason=f"{reason}: decode on {split.decode}")
+
+    # ---- both sides
+
+    def _choose(self, snapshot: Snapshot, rows: np.ndarray, line: Backlog, head: Pack) -> Choice:
+        table = snapshot.table
+        if snapshot.splits is not self._all:
+            self._all = snapshot.splits
+            self._proper = tuple(split for split in snapshot.splits if not split.exclusive)
+        batch, context = len(rows), int(table.computed[rows].sum()) + len(rows)
+        shape = head.shape if head.pieces else snapshot.forwards[-1].shape
+        options = self._costs.options(snapshot.predictor, batch, context, shape, self._proper, snapshot.units)
+        begin = max(snapshot.now, snapshot.decode_lane.busy_until)
+        due = token_deadlines(table, rows, begin, options.alone.upper)
+        due.sort()
+        started = [(self._left(snapshot, f), self._due(snapshot, f), len(f.rows)) for f in snapshot.forwards]
+        count = max(len(head.pieces), min(line.saved, 64))
+        demand = Demand(
+            due,
+            float(table.tpot[rows].min()),
+            np.concatenate(([s[0] for s in started], line.work[:count])),
+            np.concatenate(([s[1] for s in started], line.deadlines[:count])),
+            np.concatenate(([s[2] for s in started], np.ones(count))),
+            options.prefill / max(1, shape.prefill_tokens),
+            options.prefill / snapshot.layers,
+            snapshot.now - self._fed > STARVE * self._ttft,
+        )
+        return choose(snapshot, self._proper, options, demand, self._last)
+
+    def _prefill(
+        self, snapshot: Snapshot, line: Backlog, head: Pack, units: int, bound: float, drain: bool
+    ) -> StartPrefill | ResumePrefill | None:
+        """The next layer group: of a started forward, or of a new one that passes it."""
+        if not snapshot.prefill_lane.room:
+            return None
+        paused = [forward for forward in snapshot.forwards if forward.layers_left]
+        fresh = bool(head.pieces) and len(snapshot.forwards) < snapshot.max_paused and not drain
+        beside = snapshot.decode_lane.shape
+        if paused and not (fresh and self._may_pass(snapshot, line, head, paused)):
+            forward = self._overdue(snapshot, paused) or paused[-1]
+            layers = self._layers(snapshot, forward.shape, units, beside, bound, forward.layers_left)
+            return ResumePrefill(forward.id, layers)
+        if fresh:
+            return StartPrefill(head.pieces, self._layers(snapshot, head.shape, units, beside, bound, snapshot.layers))
+        return None
+
+    def _may_pass(self, snapshot: Snapshot, line: Backlog, head: Pack, paused: list[ForwardView]) -> bool:
+        """Whether a new forward may start before the paused one goes on: a short one that can be saved, if that
+        costs the paused one nothing. Nobody passes a forward that passed another, nor one that waited too long."""
+        if len(paused) > 1 or not line.saved or self._overdue(snapshot, paused):
+            return False
+        work = float(self._costs.work(np.array([head.shape.prefill_tokens]))[0])
+        left = self._left(snapshot, paused[0])
+        slack = self._due(snapshot, paused[0]) - snapshot.now - left / max(0.2, self._last.speed)
+        return work <= 0.5 * left and (slack < 0 or work / max(0.2, self._last.speed) <= 0.5 * slack)
+
+    def _layers(
+        self, snapshot: Snapshot, shape: Shape, units: int, beside: Shape, bound: float, left: int
+    ) -> int | None:
+        """Layers that take `bound` seconds at most (but one at least); None: all that are left."""
+        forward = snapshot.predictor.predict(shape, units, beside if units < snapshot.units else Shape()).mean
+        layers = max(1, int(bound * snapshot.layers / forward))
+        return None if layers >= left else layers
+
+    # ---- what it knows of started forwards and of itself
+
+    def _left(self, snapshot: Snapshot, forward: ForwardView) -> float:
+        """Seconds of work left in a forward, on the whole device, alone."""
+        whole = float(self._costs.work(np.array([forward.shape.prefill_tokens]))[0])
+        return whole * (forward.layers_left + 0.5 * bool(forward.inflight)) / snapshot.layers
+
+    def _due(self, snapshot: Snapshot, forward: ForwardView) -> float:
+        return float(snapshot.table.ttft_deadline[list(forward.rows)].min())
+
+    def _ahead(self, snapshot: Snapshot) -> float:
+        return sum(self._left(snapshot, forward) for forward in snapshot.forwards)
+
+    def _overdue(self, snapshot: Snapshot, paused: list[ForwardView]) -> ForwardView | None:
+        """The forward paused longest, if that is too long."""
+        late = min(paused, key=lambda forward: self._active.get(forward.id, forward.started))
+        since = self._active.get(late.id, late.started)
+        return late if snapshot.now - since > PAUSE * self._ttft else None
+
+    def _note_progress(self, snapshot: Snapshot, waits: bool) -> None:
+        """Remember when each started forward, and prefill as a whole, was last seen to get on."""
+        now = snapshot.now
+        for forward in snapshot.forwards:
+            if forward.inflight or forward.id not in self._active:
+                self._active[forward.id] = now
+        if len(self._active) > 4 * snapshot.max_paused:
+            there = {forward.id for forward in snapshot.forwards}
+            self._active = {number: since for number, since in self._active.items() if number in there}
+        idle = not waits and not snapshot.forwards
+        if idle or snapshot.prefill_lane.inflight or snapshot.decode_lane.shape.prefill_tokens:
+            self._fed = now
+
+    def _most_rows(self, snapshot: Snapshot) -> int:
+        """Rows to admit at most: the largest batch whose step still holds the pace of those who read now.
+
+        More would make everybody late; if even those who run are late already, nothing is gained by holding back.
+        """
+        rows = snapshot.running
+        batch = len(rows)
+        if batch == 0:
+            return 1 << 30
+        context = int(snapshot.table.computed[rows].sum()) + batch
+        tpot = float(snapshot.table.tpot[rows].min())
+        now = self._costs.step(snapshot.predictor, batch, context, snapshot.units).mean
+        double = self._costs.step(snapshot.predictor, 2 * batch, 2 * context, snapshot.units).mean
+        if now > tpot or double <= tpot:
+            return 1 << 30
+        return batch + int(batch * (tpot - now) / max(double - now, 1e-9))
+
+    def _refuse(self, snapshot: Snapshot, line: Backlog) -> tuple[tuple[int, str], ...]:
+        """Waiting rows whose first token cannot be in time, if late ones are to be refused."""
+        if not self._refuses:
+            return ()
+        late = line.rows[line.saved :]
+        table = snapshot.table
+        late = late[(table.slot[late] < 0) & (table.outputs[late] == 0) & ~table.best_effort[late]]
+        return tuple((int(row), "overload: its first token could not be in time") for row in late)
+
+    def _reason(self, choice: Choice, batch: int, line: Backlog, snapshot: Snapshot) -> str:
+        kind = f"{choice.kind} {choice.chunk}" if choice.chunk else str(choice.kind)
+        drain = ", hybrid when its forwards end" if choice.drain else ""
+        waits = len(line.rows) + len(snapshot.forwards)
+        return f"{kind} {choice.split}: {choice.kept}/{choice.asked} in time, {batch} decode, {waits} prefill{drain}"
