@@ -93,7 +93,9 @@ class Demo:
         assert self._deployment.tokenizer is not None
         shortest = sorted(result.replay.served, key=lambda s: s.prompt_tokens)[:count]
         decode = self._deployment.tokenizer.decode
-        return [(self.prompts[s.index].text, str(decode(list(s.token_ids), skip_special_tokens=True))) for s in shortest]
+        return [
+            (self.prompts[s.index].text, str(decode(list(s.token_ids), skip_special_tokens=True))) for s in shortest
+        ]
 
     def _compose(self, speed: Speed) -> tuple[Prompt, ...]:
         """Bursts of questions and passages; a long record comes with every other burst, as its first prompt."""

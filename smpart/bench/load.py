@@ -40,12 +40,11 @@ class Prefix:
         >>> [x == y for x, y in zip(a.hashes(64, 16), b.hashes(64, 16))]
         [True, True, False, False]
         """
-        names = []
-        for index in range(tokens // block_tokens):
-            last = (index + 1) * block_tokens - 1
-            trace_id = self.ids[min(math.floor(last / self.block), len(self.ids) - 1)]
-            names.append(hashlib.blake2b(f"{trace_id}:{index}".encode(), digest_size=16).digest())
-        return tuple(names)
+        up, down = self.block.numerator, self.block.denominator  # whole numbers: a long trace has millions of blocks
+        last = len(self.ids) - 1
+        holders = (((i + 1) * block_tokens - 1) * down // up for i in range(tokens // block_tokens))
+        names = (f"{self.ids[min(holder, last)]}:{i}" for i, holder in enumerate(holders))
+        return tuple(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in names)
 
 
 @dataclass(frozen=True, slots=True)

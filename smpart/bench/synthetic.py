@@ -96,4 +96,5 @@ def _bursty(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
     burst = np.cumsum(rng.random(count) < 1.0 / BURST)
     starts = np.cumsum(rng.exponential(BURST, int(burst[-1]) + 1))
     times: NDArray[np.float64] = np.sort(starts[burst] + rng.uniform(0.0, 0.1, count))
-    return times - times[0]
+    times -= times[0]
+    return times
