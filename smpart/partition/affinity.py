@@ -49,7 +49,7 @@ def pin_process(pid: int, cpus: Collection[int]) -> None:
         BackendUnavailable: as `pin_tids`.
         ProcessLookupError: the process is gone.
     """
-    there = (frozenset(cpus), frozenset())
+    there: tuple[frozenset[int], ...] = (frozenset(cpus), frozenset())
     while astray := [tid for tid in threads_of(pid) if read_tids([tid]) not in there]:
         pin_tids(astray, cpus)
 

@@ -14,7 +14,7 @@ from smpart.partition.backend import Backend
 from smpart.partition.device import Device
 from smpart.partition.gpus import GPUS
 from smpart.partition.inflight import Inflight
-from smpart.partition.lanes import BodyFactory
+from smpart.partition.lanes import Body, BodyFactory
 from smpart.partition.registry import register
 from smpart.partition.shape import Shape
 from smpart.partition.split import Side, Split
@@ -45,9 +45,10 @@ class _Running:
 
 
 class _Lane:
-    __slots__ = ("placed", "queue", "running")
+    __slots__ = ("body", "placed", "queue", "running")
 
-    def __init__(self) -> None:
+    def __init__(self, body: Body) -> None:
+        self.body = body
         self.queue: deque[tuple[Work, Split]] = deque()
         self.running: _Running | None = None
         self.placed: Split | None = None
@@ -74,9 +75,7 @@ class SimLanes:
         self._cost = cost
         self._inflight = Inflight(self._splits, self.depth)
         self._now = 0.0
-        self._lanes = {side: _Lane() for side in Side}
-        self._prefill, self._decode = self._lanes[Side.PREFILL], self._lanes[Side.DECODE]
-        self._bodies = {side: factory(side) for side in Side}
+        self._prefill, self._decode = (_Lane(factory(side)) for side in Side)
         self._woken = False
         self._closed = False
 
@@ -94,7 +93,7 @@ class SimLanes:
         Raises `UsageError` (see `Inflight.add`) or, after `close`, `EngineClosed`.
         """
         self._inflight.add(work)
-        lane = self._lanes[work.side]
+        lane = self._lane(work.side)
         lane.queue.append((work, work.split))
         if lane.running is None:
             self._start(lane)
@@ -107,7 +106,8 @@ class SimLanes:
             UsageError: no such split.
         """
         self._inflight.resize(split)
-        for side, lane in self._lanes.items():
+        for side in Side:
+            lane = self._lane(side)
             lane.queue = deque((work, split) for work, _ in lane.queue)
             if lane.running is not None:
                 lane.running.units = split.units(side)
@@ -146,7 +146,7 @@ class SimLanes:
 
     def realised(self, side: Side) -> frozenset[int]:
         """Unit ids of the work that runs, or ran last, on the side; empty before its first."""
-        split = self._lanes[side].placed
+        split = self._lane(side).placed
         if split is None:
             return frozenset()
         return frozenset(self.device.unit_ids[i] for i in split.indices(side, self.device.units))
@@ -157,10 +157,13 @@ class SimLanes:
             return
         self._closed = True
         self._inflight.close()
-        for side, lane in self._lanes.items():
+        for lane in (self._prefill, self._decode):
             lane.queue.clear()
             lane.running = None
-            self._bodies[side].close()
+            lane.body.close()
+
+    def _lane(self, side: Side) -> _Lane:
+        return self._prefill if side is Side.PREFILL else self._decode
 
     def _next_finish(self) -> float:
         prefill, decode = self._prefill.running, self._decode.running
@@ -206,7 +209,7 @@ class SimLanes:
         result: Any = None
         fault: LaneFault | None = None
         try:
-            result = self._bodies[work.side].run(work.payload)
+            result = lane.body.run(work.payload)
         except Exception as error:
             logger.exception("%s lane: work %d failed", work.side, work.id)
             fault = LaneFault(f"{type(error).__name__}: {error}", lost=False)

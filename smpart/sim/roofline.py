@@ -34,25 +34,23 @@ _INTERFERENCE = 0.15
 """Bandwidth lost, beyond fair sharing, at full traffic of the neighbour (L2 misses, row conflicts): keeps decode's
 slowdown beside prefill under the 20 % (A100) and 30 % (H100) that MuxWise (arXiv 2504.14489) measured at worst."""
 
+_COMPANY = 1.009
+"""What any neighbour costs, however little memory it touches (power, instruction issue, caches): published pairs of
+co-running kernels went as low as +0.9 % beyond their share of the SMs."""
+
 _LAUNCH_SECONDS = 250e-6
 """What one forward costs apart from its kernels: launching graphs or layers, sampling."""
 
 
 class _Solo(NamedTuple):
-    """One forward without a neighbour: its times by kind of operation, and the traffic it asks for."""
+    """One forward without a neighbour: seconds by kind of operation, and the share of bandwidth it asks for."""
 
     weights_compute: float
     weights_memory: float
     prefill_compute: float
     prefill_memory: float
     decode_memory: float
-    bandwidth: float
-
-    def seconds(self, slower: float) -> float:
-        """Time with memory `slower` times as slow."""
-        weights = max(self.weights_compute, self.weights_memory * slower)
-        prefill = max(self.prefill_compute, self.prefill_memory * slower)
-        return _LAUNCH_SECONDS + weights + prefill + self.decode_memory * slower
+    asked: float
 
 
 class RooflineCost:
@@ -85,10 +83,10 @@ class RooflineCost:
         """Seconds of the forward, the neighbour running all the while (empty and 0: nobody)."""
         mine = self._solo(shape, units)
         if neighbour_units == 0 or neighbour.tokens == 0:
-            return mine.seconds(1.0)
-        asked = self._solo(neighbour, neighbour_units).bandwidth / self._bandwidth
-        crowded = mine.bandwidth / self._bandwidth + asked
-        return mine.seconds(max(1.0, crowded) * (1.0 + _INTERFERENCE * asked))
+            return _LAUNCH_SECONDS + _kernels(*mine[:5], 1.0)
+        asked = self._solo(neighbour, neighbour_units).asked
+        slower = max(1.0, mine.asked + asked) * (1.0 + _INTERFERENCE * asked)
+        return _LAUNCH_SECONDS + _COMPANY * _kernels(*mine[:5], slower)
 
     def _price(self, shape: Shape, units: int) -> _Solo:
         model, share = self._model, units / self._units
@@ -97,16 +95,22 @@ class RooflineCost:
         sampled = shape.prefill_chunks + shape.decode_batch
         linear = 2.0 * (model.linear_params * shape.tokens + model.head_params * sampled)
         pairs = 4.0 * model.layers * model.heads * model.head_dim * shape.prefill_pairs
-        kv = float(model.kv_token_bytes)
-        prefill_bytes = kv * (shape.prefill_context + shape.prefill_tokens)
-        decode_bytes = kv * (shape.decode_context + shape.decode_batch)
-        quiet = _Solo(
-            linear / flops,
-            model.weight_bytes / bandwidth,
-            pairs / flops,
-            prefill_bytes / bandwidth,
-            decode_bytes / bandwidth,
-            0.0,
-        )
-        traffic = model.weight_bytes + prefill_bytes + decode_bytes
-        return quiet._replace(bandwidth=traffic / quiet.seconds(1.0))
+        prefill = float(model.kv_token_bytes) * (shape.prefill_context + shape.prefill_tokens)
+        decode = float(model.kv_token_bytes) * (shape.decode_context + shape.decode_batch)
+        times = (linear / flops, model.weight_bytes / bandwidth, pairs / flops, prefill / bandwidth, decode / bandwidth)
+        rate = (model.weight_bytes + prefill + decode) / (_LAUNCH_SECONDS + _kernels(*times, 1.0))
+        return _Solo(*times, rate / self._bandwidth)
+
+
+def _kernels(
+    weights_compute: float,
+    weights_memory: float,
+    prefill_compute: float,
+    prefill_memory: float,
+    decode_memory: float,
+    slower: float,
+) -> float:
+    """Seconds of a forward's kernels, with memory `slower` times as slow as without a neighbour."""
+    weights = max(weights_compute, weights_memory * slower)
+    prefill = max(prefill_compute, prefill_memory * slower)
+    return weights + prefill + decode_memory * slower
