@@ -62,12 +62,15 @@ class Options:
             raise UsageError("--rate and --speedup both set the rate: give one of them")
 
     def check(self) -> None:
-        """Raise `UsageError` for a policy or trace that no deployment can use, before one is opened."""
+        """Raise `UsageError` for a policy, trace or rate that no deployment can use, before one is opened."""
         for policy in self.policies:
             make_policy(policy)
         load = open_load(self.source, max_len=2**31, default_count=2)
         if not load.timed and self.rate is None:
             raise UsageError(f"{load.name} has lengths only: give --rate")
+        if self.rate is not None:
+            load.at_rate(self.rate)
+        load.sped_up(self.speedup)
 
 
 class Bench:

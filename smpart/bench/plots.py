@@ -88,19 +88,12 @@ def _lane_panel(axis: Axes, run: Run, units: int, unit_name: str, window: tuple[
     for kind, colour in COLOURS.items():
         _bars(axis, [s for s in shown if s.kind == kind], units, started, colour, "////" if kind == "hybrid" else "")
     line = _line(shown, started)
-    if line:
-        times, heights = zip(*line, strict=True)
-        axis.step(times, heights, where="post", color=_INK, linewidth=1.6)
-    dues = [s.due_s for s in run.replay.served]
-    weights = np.array([s.prompt_tokens for s in run.replay.served], dtype=float)
-    axis.scatter(
-        dues,
-        np.full(len(dues), 1.06 * units),
-        s=14 + 120 * weights / weights.max(),
-        marker="v",
-        color=_INK,
-        clip_on=False,
-    )
+    axis.step([t for t, _ in line], [h for _, h in line], where="post", color=_INK, linewidth=1.6)
+    longest = max(s.prompt_tokens for s in run.replay.served)
+    arrivals = [s for s in run.replay.served if window[0] <= s.due_s <= window[1]]
+    sizes = [14 + 120 * s.prompt_tokens / longest for s in arrivals]
+    heights = [1.06 * units] * len(arrivals)
+    axis.scatter([s.due_s for s in arrivals], heights, s=sizes, marker="v", color=_INK, clip_on=False)
     axis.set_ylim(0, 1.16 * units)
     axis.set_yticks(range(units + 1) if units <= 8 else np.linspace(0, units, 5).round().tolist())
     axis.set_ylabel(f"{unit_name}s")

@@ -13,6 +13,7 @@ from smpart.bench.load import Load
 from smpart.bench.metrics import itl_ms
 from smpart.bench.replay import Core, Job, Replay, replay
 from smpart.engine.deployment import Deployment
+from smpart.partition import Split
 from smpart.runtime.sampling import SamplingParams
 from smpart.scheduler.slo import SLO
 
@@ -71,9 +72,14 @@ class Speed:
         return int(2 ** min(11, max(5, math.floor(math.log2(max(room, 1.0))))))
 
 
-def even_split(units: int) -> str:
-    """The policy under which each phase is alone on its half of the device (on one unit: the whole of it)."""
-    return f"static:{units // 2}/{units - units // 2}" if units > 1 else "mixed"
+def even_split(splits: Sequence[Split]) -> str:
+    """The policy under which each phase is alone on its half of the device (if it cannot be split: the whole of it).
+
+    >>> even_split((Split(0, 26), Split(8, 18), Split(16, 10), Split(26, 0)))
+    'static:16/10'
+    """
+    shared = [split for split in splits if not split.exclusive]
+    return f"static:{min(shared, key=lambda s: abs(s.prefill - s.decode))}" if shared else "mixed"
 
 
 def measure(deployment: Deployment, prompt_tokens: int = 128, batch: int = 8) -> Speed:
@@ -84,7 +90,7 @@ def measure(deployment: Deployment, prompt_tokens: int = 128, batch: int = 8) ->
         prompt_tokens: prompt whose prefill is timed.
         batch: sequences of the larger of the two decode steps that are timed (the smaller has one).
     """
-    policy = even_split(deployment.device.units)
+    policy = even_split(deployment.lanes.splits())
 
     def serve(count: int, prompt: int, output: int, policy: str = policy) -> Replay:
         params = SamplingParams(max_tokens=output, ignore_eos=True)

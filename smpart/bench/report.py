@@ -16,33 +16,38 @@ from smpart.errors import BackendUnavailable
 
 Record = Mapping[str, Any]
 
-_COLUMNS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+_ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("requests", ("requests",), ""),
+    ("refused", ("refused",), ""),
     ("TTFT p50", ("ttft_ms", "p50"), "ms"),
-    ("p95", ("ttft_ms", "p95"), "ms"),
+    ("TTFT p95", ("ttft_ms", "p95"), "ms"),
     ("TPOT p50", ("tpot_ms", "p50"), "ms"),
-    ("p95", ("tpot_ms", "p95"), "ms"),
+    ("TPOT p95", ("tpot_ms", "p95"), "ms"),
     ("ITL p50", ("itl_ms", "p50"), "ms"),
-    ("p99", ("itl_ms", "p99"), "ms"),
-    ("max", ("itl_ms", "max"), "ms"),
-    ("SLO met", ("slo_attainment",), "%"),
+    ("ITL p99", ("itl_ms", "p99"), "ms"),
+    ("ITL max", ("itl_ms", "max"), "ms"),
+    ("met every objective", ("slo_attainment",), "%"),
     ("goodput", ("goodput_rps",), "req/s"),
-    ("tokens", ("throughput_tok_s",), "tok/s"),
-    ("bubble P", ("bubble", "prefill"), "%"),
-    ("D", ("bubble", "decode"), "%"),
-    ("resizes", ("resizes",), ""),
+    ("capacity", ("capacity_rps",), "req/s"),
+    ("throughput", ("throughput_tok_s",), "tok/s"),
+    ("bubble, prefill lane", ("bubble", "prefill"), "%"),
+    ("bubble, decode lane", ("bubble", "decode"), "%"),
+    ("moves of the line", ("resizes",), ""),
 )
 
 
 def table(records: Sequence[Record], title: str) -> Table:
-    """One row a policy: the median over its runs, with the lowest and highest where there are several."""
-    columns = [*_COLUMNS, ("capacity", ("capacity_rps",), "req/s")] if _has(records, "capacity_rps") else list(_COLUMNS)
-    view = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
-    view.add_column("policy")
-    for name, _, unit in columns:
-        view.add_column(f"{name}\n[dim]{unit}[/dim]", justify="right")
-    for policy in dict.fromkeys(r["policy"] for r in records):
-        runs = [r for r in records if r["policy"] == policy]
-        view.add_row(str(policy), *(_cell([_dig(r, path) for r in runs], unit) for _, path, unit in columns))
+    """One column a policy: the median over its runs, with the lowest and highest where there are several."""
+    policies = list(dict.fromkeys(str(r["policy"]) for r in records))
+    view = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    view.add_column("")
+    for policy in policies:
+        view.add_column(policy, justify="right")
+    view.add_column("")
+    for name, path, unit in _ROWS:
+        cells = [_cell([_dig(r, path) for r in records if r["policy"] == policy], unit) for policy in policies]
+        if any(cells):
+            view.add_row(name, *(cell or "-" for cell in cells), f"[dim]{unit}[/dim]")
     return view
 
 
@@ -96,10 +101,6 @@ def pandas() -> Any:
     return pandas
 
 
-def _has(records: Sequence[Record], key: str) -> bool:
-    return any(r[key] is not None for r in records)
-
-
 def _dig(record: Record, path: tuple[str, ...]) -> float | None:
     value: Any = record
     for key in path:
@@ -110,9 +111,9 @@ def _dig(record: Record, path: tuple[str, ...]) -> float | None:
 def _cell(values: Sequence[float | None], unit: str) -> str:
     known = [v * 100 if unit == "%" else v for v in values if v is not None]
     if not known:
-        return "-"
+        return ""
     middle = _number(median(known))
-    return middle if len(known) == 1 else f"{middle}\n[dim]{_number(min(known))}..{_number(max(known))}[/dim]"
+    return middle if len(known) == 1 else f"{middle} [dim]({_number(min(known))} to {_number(max(known))})[/dim]"
 
 
 def _number(value: float) -> str:

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from smpart import cli
+from smpart.errors import SmpartError
+
+RUNNER = CliRunner()
+SIM = ["bench", "--backend", "sim:h100", "--model", "llama-3.1-8b", "--dtype", "bfloat16", "--limit", "12"]
+
+
+def smpart(*arguments: str, **options: Any) -> Result:
+    return RUNNER.invoke(cli.app, list(arguments), **options)
+
+
+def last_json(result: Result) -> Any:
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["generate"],
+        ["generate", "smollm2"],
+        ["bench", "--repeat", "zero"],
+        ["bench", "--seed", "-1"],
+        ["doctor", "--loudly"],
+    ],
+)
+def test_usage_errors_are_2(arguments: list[str]) -> None:
+    assert smpart(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*SIM, "--policy", "astrology"], "chunked"),
+        ([*SIM, "--policy", ","], "--policy"),
+        ([*SIM, "--policy", "static:1/1"], "no such split"),
+        ([*SIM, "--trace", "nowhere.jsonl"], "synth:"),
+        ([*SIM, "--trace", "synth:poetry"], "chat"),
+        ([*SIM, "--slo", "ttft=fast"], "ttft"),
+        ([*SIM, "--slo", "ttft=-1,tpot=5"], "positive"),
+        ([*SIM, "--rate", "0"], "--rate"),
+        ([*SIM, "--rate", "nan"], "--rate"),
+        ([*SIM, "--rate", "2", "--speedup", "3"], "--speedup"),
+        ([*SIM, "--repeat", "0"], "--repeat"),
+        ([*SIM, "--limit", "0"], "--limit"),
+        ([*SIM, "--scale", "7"], "--scale"),
+        ([*SIM, "--attainment", "2"], "--attainment"),
+        (["bench", "--backend", "quantum"], "sim:h100"),
+        (["bench", "--backend", "sim:abacus"], "sim:h100"),
+        (["bench", "--backend", "sim:h100", "--model", "no/such/model"], "model"),
+        (["generate", "smollm2", "--prompt", ""], "empty prompt"),
+        (["generate", "smollm2", "--prompt", "a", "--max-tokens", "0"], "max_tokens"),
+        (["generate", "smollm2", "--prompt", "a", "--temperature", "nan"], "temperature"),
+        (["generate", "smollm2", "--prompt", "a", "--policy", "astrology"], "chunked"),
+        (["generate", "smollm2", "--prompt", "a", "--backend", "quantum"], "cores"),
+        (["generate", "smollm2", "--prompt", "a", "--backend", "sim:h100"], "simulates"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_2(arguments: list[str], message: str) -> None:
+    result = smpart(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    complaint = result.stderr.strip().splitlines()[-1]
+    assert complaint.startswith("smpart: ") and message in complaint
+    assert "Traceback" not in result.stderr
+
+
+def test_a_broken_trace_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,1\n2023-11-16 18:17:04,x,1\n")
+    result = smpart(*SIM, "--trace", str(path))
+    assert result.exit_code == 2 and f"{path}:3: ContextTokens 'x'" in result.stderr
+
+
+def test_lengths_without_a_rate(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n100,5\n200,5\n300,5\n")
+    assert smpart(*SIM, "--trace", str(path)).exit_code == 2
+    result = smpart(
+        *SIM, "--policy", "chunked", "--trace", str(path), "--rate", "10", "--slo", "ttft=200,tpot=50", "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert last_json(result)["runs"][0]["rate"] == pytest.approx(10)
+
+
+def test_failures_are_1_and_interrupts_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(error: BaseException) -> None:
+        def examine() -> None:
+            raise error
+
+        monkeypatch.setattr("smpart.bench.doctor.examine", examine)
+
+    fail(SmpartError("it broke"))
+    result = smpart("doctor")
+    assert (result.exit_code, result.stderr.strip()) == (1, "smpart: it broke")
+    fail(KeyboardInterrupt())
+    result = smpart("doctor")
+    assert result.exit_code == 130 and "Traceback" not in result.output
+
+
+def test_doctor_proves_the_splits_it_lists() -> None:
+    result = smpart("doctor", "--json")
+    assert result.exit_code == 0
+    facts = last_json(result)
+    cores = next(b for b in facts["backends"] if b["name"] == "cores")
+    ids = cores["device"]["unit_ids"]
+    assert [r["split"] for r in cores["realised"]] == cores["splits"]
+    for each in cores["realised"]:
+        assert each["as_asked"] and sorted(each["prefill"] + each["decode"]) == ids
+    assert "cores" in smpart("doctor").stdout
+
+
+RUN_KEYS = """policy backend model trace rate seed slo requests finished refused ttft_ms tpot_ms itl_ms goodput_rps
+capacity_rps slo_attainment throughput_tok_s bubble resizes decision_us"""
+
+
+def test_bench_in_virtual_time(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = smpart(*SIM, "--policy", "mixed,chunked", "--repeat", "2", "--out", str(out), "--json")
+    assert result.exit_code == 0, result.stderr
+    printed = last_json(result)
+    assert set(printed) >= {"schema", "command", "host", "runs"} and printed["schema"] == 1
+    assert [(r["policy"], r["seed"]) for r in printed["runs"]] == [
+        ("mixed", 0),
+        ("chunked", 0),
+        ("mixed", 1),
+        ("chunked", 1),
+    ]
+    for run in printed["runs"]:
+        assert set(run) >= set(RUN_KEYS.split())
+        assert run["requests"] == run["finished"] + run["refused"] + run["failed"] == 12
+    assert {p.name for p in out.iterdir()} == {
+        "config.json", "results.json", "requests.parquet", "lanes.png", "goodput.png", "latencies.png",
+    }  # fmt: skip
+
+
+def test_capacity_holds_its_own_target() -> None:
+    result = smpart(*SIM, "--policy", "chunked", "--capacity", "--slo", "ttft=500,tpot=50", "--json")
+    assert result.exit_code == 0, result.stderr
+    (run,) = last_json(result)["runs"]
+    assert (
+        run["capacity_rps"] > 0 and run["slo_attainment"] >= 0.9 and run["rate"] == pytest.approx(run["capacity_rps"])
+    )
+    assert any(t["slo_attainment"] < 0.9 or t["queue_grows"] for t in run["trials"])
+
+
+def test_the_installed_command_imports_nothing_heavy_for_help() -> None:
+    code = "import sys; from smpart.cli import app; assert not {'torch', 'transformers', 'pandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    command = [sys.executable, "-m", "smpart", "generate"]
+    failed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr
