@@ -98,7 +98,8 @@ class ProcessLanes:
         """Queue one work; never blocks.
 
         Raises:
-            UsageError: unknown split, no units for the side, the side is full, or units overlap with a work in flight.
+            UsageError: unknown split, no units for the side, a fraction outside (0, 1], the side is full, or units
+                overlap with those of a work in flight.
             EngineClosed: the lanes were closed.
         """
         self._check_open()
@@ -106,6 +107,10 @@ class ProcessLanes:
             raise UsageError(f"split {work.split} is not one of {', '.join(map(str, self._splits))}")
         if work.units == 0:
             raise UsageError(f"split {work.split} gives the {work.side} lane no unit")
+        if not 0.0 < work.fraction <= 1.0:
+            raise UsageError(
+                f"work {work.id} is a fraction {work.fraction} of a forward: must be above 0 and at most 1"
+            )
         lane = self._lanes[work.side]
         if len(lane.pending) >= self.depth:
             raise UsageError(f"the {work.side} lane already has {self.depth} works in flight")
@@ -113,23 +118,25 @@ class ProcessLanes:
         for other in self._lanes[work.side.other].pending.values():
             if shared := mine.intersection(self._units(other)):
                 raise UsageError(
-                    f"work {work.id} ({work.side}, {work.split}) shares units {sorted(shared)} with work {other.id}"
+                    f"work {work.id} ({work.side}, {work.split}) overlaps with work {other.id} "
+                    f"({other.side}, {other.split}), which is in flight on units {sorted(shared)}"
                 )
         lane.launch(work, self._placement.cpus(work.side, work.split))
 
     def wait(self, until: float | None) -> list[Completion]:
         """Block until a completion, a `wake`, or the clock reaches `until` (None: no limit); all completions so far.
 
+        Returns at once when the lanes are closed.
+
         Raises:
             SmpartError: a worker keeps dying, or a replacement cannot start; the lanes are then closed.
-            EngineClosed: the lanes were closed.
         """
-        self._check_open()
-        while True:
+        while self._open:
             woken = self._poll(until)
             done = self._collect()
             if done or woken or (until is not None and self.now() >= until):
                 return sorted(done, key=lambda completion: completion.finished)
+        return []
 
     def wake(self) -> None:
         """End a `wait` in another thread, now or the next one. Safe from any thread, also after `close`."""

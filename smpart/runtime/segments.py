@@ -35,9 +35,10 @@ class SharedSegment:
         self._release = weakref.finalize(self, os.close, fd)
 
     @classmethod
-    def create(cls, size: int, name: str, *, huge_pages: bool = False) -> SharedSegment:
+    def create(cls, size: int, name: str, *, frees: int = 0, huge_pages: bool = False) -> SharedSegment:
         """Make a segment of `size` bytes; `name` shows up in /proc/PID/maps and in errors.
 
+        `frees` are bytes that the caller gives back while it fills the segment.
         With `huge_pages` the kernel is asked for transparent huge pages; it may decline, and nothing depends on it.
 
         Raises:
@@ -45,7 +46,7 @@ class SharedSegment:
         """
         if size <= 0:
             raise ValueError(f"segment {name}: size must be positive, got {size}")
-        available = memory_available()
+        available = memory_available() + frees
         if size > available:
             raise SmpartError(
                 f"{name} needs {_mib(size)} of memory and {_mib(available)} are available: "

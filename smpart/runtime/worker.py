@@ -98,13 +98,12 @@ def main(fds: list[int]) -> None:
 
 def _serve(channel: Channel, lane: _Place, body: Body) -> None:
     try:
-        with torch.inference_mode():
-            while True:
-                done = _run(channel.receive(), lane, body)
-                try:
-                    channel.send(done)
-                except Exception as error:  # a result that cannot be pickled
-                    channel.send(replace(done, result=None, error=_line(error)))
+        while True:
+            done = _run(channel.receive(), lane, body)
+            try:
+                channel.send(done)
+            except Exception as error:  # a result that cannot be pickled
+                channel.send(replace(done, result=None, error=_line(error)))
     except EOFError:
         body.close()
 

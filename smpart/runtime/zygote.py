@@ -149,7 +149,7 @@ class Zygote:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            request = ForkRequest(target, tuple(preload), tuple(os.path.abspath(p) for p in sys.path))  # noqa: PTH100
+            request = ForkRequest(target, tuple(preload), _module_path())
             try:
                 answer = self._ask(request, [theirs.fileno(), *fds])
             except BaseException:
@@ -313,9 +313,21 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The zygote's environment: the importing process's module path, and no thread pools that start on import."""
-    path = os.pathsep.join(dict.fromkeys(os.path.abspath(p) for p in sys.path))  # noqa: PTH100
-    return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """The zygote's environment, and so its workers'. What the user set in it counts, but for the two that must be."""
+    defaults = {
+        # Compute threads sleep at barriers. A spinning one would hold its core for 10 ms after each work, and stall
+        # the other lane or the engine whenever these share it.
+        "OMP_WAIT_POLICY": "passive",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    path = os.pathsep.join(dict.fromkeys(_module_path()))
+    needed = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}  # numpy's OpenBLAS would start threads when imported
+    return {**defaults, **os.environ, **needed}
+
+
+def _module_path() -> tuple[str, ...]:
+    """``sys.path``, readable from any working directory."""
+    return tuple(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100  (an empty entry is the current directory)
 
 
 def _forget() -> None:
