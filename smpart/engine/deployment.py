@@ -18,6 +18,7 @@ from smpart.partition.registry import open_backend
 from smpart.predictor import OnlinePredictor
 from smpart.profiler.probe import Probe
 from smpart.runtime.board import Board
+from smpart.scheduler.plan import Policy
 from smpart.scheduler.registry import make_policy
 from smpart.scheduler.slo import SLO
 
@@ -69,7 +70,7 @@ class Deployment:
         Args:
             model: a local path or hub id, ``smollm2``, ``random:<family>``; with ``sim:<gpu>`` also the shapes
                 of `smpart.sim.models` or any ``config.json``.
-            backend: ``auto``, ``cores``, ``cores:threads`` or ``sim:<gpu>``.
+            backend: ``auto``, ``cores`` or ``sim:<gpu>``.
             dtype: element type of weights and KV, torch's name.
 
         Raises:
@@ -81,9 +82,10 @@ class Deployment:
             from smpart.engine.virtual import deploy_virtual
 
             return deploy_virtual(model, opened, kv or KVConfig(), dtype)
-        from smpart.engine.real import deploy_real, load
+        from smpart.engine.real import deploy_real
+        from smpart.runtime.models import load_model
 
-        loaded, tokenizer = load(model, dtype)
+        loaded, tokenizer = load_model(model, dtype=dtype)
         return deploy_real(loaded, tokenizer, opened, kv or KVConfig(), name=model)
 
     @classmethod
@@ -113,12 +115,12 @@ class Deployment:
         """Longest prompt and answer together, in tokens."""
         return self.board.max_len
 
-    def core(self, policy: str, slo: SLO, *, seed: int = 0) -> EngineCore:
+    def core(self, policy: str | Policy, slo: SLO, *, seed: int = 0) -> EngineCore:
         """A fresh engine core on these lanes: empty pool and cache, the predictor as it was after the first look.
 
-        One core at a time may use a deployment.
+        One core at a time may use a deployment. Raises `UsageError` for an unknown policy.
         """
-        made = make_policy(policy, slo=slo, splits=self.lanes.splits())
+        made = make_policy(policy, slo=slo, splits=self.lanes.splits()) if isinstance(policy, str) else policy
         return EngineCore(
             self.lanes,
             made,

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smpart.engine.deployment import Deployment
-from smpart.errors import UsageError
+from smpart.errors import BackendUnavailable, UnsupportedModel, UsageError
 from smpart.kvcache import KVConfig, KVLayout, pool_blocks
-from smpart.partition import Lanes
-from smpart.partition.cgroups import memory_available
+from smpart.partition import Backend, ModelShape, model_shape
 from smpart.partition.cores import Cores
 from smpart.predictor import OnlinePredictor, RooflinePrior
 from smpart.profiler.probe import Probe, Prober, first_look
-from smpart.runtime.adapter import ModelAdapter, model_shape
+from smpart.runtime.adapter import ModelAdapter
 from smpart.runtime.board import Board
-from smpart.runtime.model_worker import ModelArgs, model_lanes
-from smpart.runtime.models import load_model
+from smpart.runtime.facts import ModelFacts
+from smpart.runtime.model_worker import MODEL_BODY, ModelArgs
+from smpart.runtime.processes import ProcessLanes
+from smpart.runtime.segments import SharedSegment
+from smpart.runtime.sharing import SharedModel, share_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,10 +29,112 @@ _log = logging.getLogger(__name__)
 _LEAD_S = 0.01
 """A worker is handed its next work this long before it is predicted to run dry: a few times the way to it."""
 
-_LOOK_S = 6.0
-"""Seconds that the first look at the device may take."""
+_LOOK_S = 5.0
+"""About how long the first look at the device may take."""
 
 
-def load(model: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load a model by name. Raises `UsageError` for an unknown one."""
-    return load_model(model, dtype=dtype)
+def deploy_real(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    backend: Backend,
+    kv: KVConfig,
+    *,
+    name: str,
+) -> Deployment:
+    """Place a model on two lane workers; measures a few forwards before it returns.
+
+    Raises:
+        UnsupportedModel: the model cannot be served correctly.
+        UsageError: limits that cannot hold.
+        SmpartError: not enough memory, or the workers cannot start.
+    """
+    if not isinstance(backend, Cores):
+        raise BackendUnavailable(f"backend {backend.name!r} runs no model yet; use cores")
+    adapter = ModelAdapter(model)
+    adapter.detach()
+    facts, shape = adapter.facts, shape_of(model)
+    device = backend.device()
+    max_len = _max_len(kv, facts)
+    layout = KVLayout(facts.layers, facts.kv_heads, facts.head_dim, _dtype(kv, facts), kv.block_tokens)
+    with contextlib.ExitStack() as resources:
+        weights = share_weights(model)
+        blocks = pool_blocks(kv, layout, max_len, device.memory_bytes)
+        segments = _segments(resources, weights, layout.total_bytes(blocks), kv, max_len)
+        board = Board.over(segments["board"].buffer, kv.max_requests, max_len, kv.block_tokens)
+        lanes = ProcessLanes(
+            device,
+            backend.splits(),
+            MODEL_BODY,
+            backend.placement(),
+            ModelArgs(weights.dump(), facts, layout, blocks, kv.max_requests, max_len),
+            segments,
+            preload=weights.modules(),
+        )
+        resources.callback(lanes.close)
+        deployment = Deployment(
+            name=name,
+            backend=backend.name,
+            virtual=False,
+            lanes=lanes,
+            board=board,
+            kv=kv,
+            blocks=blocks,
+            model_shape=shape,
+            predictor=OnlinePredictor(RooflinePrior(shape, device)),
+            lead_s=_LEAD_S,
+            eos=_eos(model),
+            tokenizer=tokenizer,
+            generation_defaults=model.generation_config.to_dict() if model.generation_config is not None else {},
+        )
+        deployment.probes = _look(deployment)
+        deployment.resources = resources.pop_all()
+    return deployment
+
+
+def shape_of(model: PreTrainedModel) -> ModelShape:
+    """The model's dimensions, at the precision it is loaded in."""
+    size = model.dtype.itemsize
+    return model_shape(model.config.to_dict(), weight_bytes=size, kv_bytes=size)
+
+
+def _look(deployment: Deployment) -> list[Probe]:
+    assert isinstance(deployment.board, Board)
+    prober = Prober(deployment.lanes, deployment.board, deployment.blocks)
+    probes = list(first_look(prober, deployment.lanes.splits(), _LOOK_S, deployment.lanes.now))
+    for probe in probes:
+        deployment.predictor.observe(probe.shape, probe.units, probe.neighbour, 1.0, probe.seconds)
+        _log.debug("first look: %s on %d units takes %.1f ms", probe.shape, probe.units, probe.seconds * 1e3)
+    return probes
+
+
+def _segments(
+    resources: contextlib.ExitStack, weights: SharedModel, kv_bytes: int, kv: KVConfig, max_len: int
+) -> dict[str, SharedSegment]:
+    """The shared memory of a deployment; what was made here is given back with `resources`."""
+    memory = SharedSegment.create(kv_bytes, "kv")
+    resources.callback(memory.close)
+    board = SharedSegment.create(Board.size(kv.max_requests, max_len, kv.block_tokens), "board")
+    resources.callback(board.close)
+    return {"weights": weights.segment, "kv": memory, "board": board}
+
+
+def _max_len(kv: KVConfig, facts: ModelFacts) -> int:
+    if kv.max_len is not None and kv.max_len > facts.max_positions:
+        raise UsageError(f"KVConfig.max_len={kv.max_len}: the model's context is {facts.max_positions} tokens")
+    return kv.max_len or facts.max_positions
+
+
+def _dtype(kv: KVConfig, facts: ModelFacts) -> str:
+    own = str(facts.dtype).removeprefix("torch.")
+    if kv.dtype not in ("auto", own):
+        raise UnsupportedModel(f"KVConfig.dtype={kv.dtype!r}: this model's keys and values are {own}; use 'auto'")
+    return own
+
+
+def _eos(model: PreTrainedModel) -> frozenset[int]:
+    """End-of-sequence ids, as transformers' own ``generate`` takes them."""
+    config = model.generation_config if model.generation_config is not None else model.config
+    ids = config.eos_token_id
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)

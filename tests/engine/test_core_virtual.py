@@ -18,7 +18,7 @@ from smpart.partition.sim import SimLanes
 from smpart.runtime.sampling import SamplingParams
 from smpart.scheduler.plan import Plan
 from smpart.scheduler.slo import SLO
-from tests.engine.chaos import Chaos, Constant, prompts
+from chaos import Chaos, Constant, prompts
 
 
 def cost(shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:

@@ -1,0 +1,122 @@
+"""Law 3 on real lanes: greedy output equals plain `generate`, whatever the policy does and whoever dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from smpart.engine import Deployment
+from smpart.engine.request import FinishReason, Request
+from smpart.kvcache import KVConfig
+from smpart.partition import Side
+from smpart.runtime.models import load_model
+from smpart.runtime.sampling import SamplingParams
+from smpart.scheduler.slo import SLO
+from chaos import Chaos, prompts
+
+NEW = 12
+
+
+def reference(model, prompt: list[int], tokens: int) -> list[int]:
+    with torch.inference_mode():
+        answer = model.generate(
+            torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+    return answer[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    model, _ = load_model("random:llama")
+    with Deployment.serve(model, backend="cores", kv=KVConfig(blocks=40, max_len=256, max_requests=8)) as deployment:
+        yield model, deployment
+
+
+def run(deployment, model, seed: int, *, kills: int = 0, cancels: float = 0.2, count: int = 10) -> None:
+    rng = np.random.default_rng(seed)
+    core = deployment.core(Chaos(seed), SLO(), seed=seed)
+    requests = [
+        Request(i, p, SamplingParams(max_tokens=int(rng.integers(2, NEW)), ignore_eos=True), SLO())
+        for i, p in enumerate(prompts(rng, count, 150))
+    ]
+    cancelled, turns = set(), 0
+    deaths = set(rng.choice(np.arange(5, 60), kills, replace=False).tolist())
+    for request in requests:
+        core.add(request)
+        if rng.random() < cancels:
+            victim = requests[int(rng.integers(0, request.id + 1))]
+            if not victim.finished:
+                cancelled.add(victim.id)
+                core.cancel(victim)
+        core.turn()
+    while not core.idle:
+        core.turn()
+        turns += 1
+        if turns in deaths:
+            side = Side.PREFILL if rng.random() < 0.5 else Side.DECODE
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(deployment.lanes.pid(side), signal.SIGKILL)
+    for request in requests:
+        if request.id not in cancelled:
+            assert request.finish_reason is FinishReason.LENGTH, request.error
+            assert request.token_ids == reference(model, list(request.prompt), request.params.max_tokens)
+    core.pool.check()
+    assert core.pool.owned == 0
+    assert len(core.table) == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_schedule_gives_the_tokens_of_generate(tiny, seed: int) -> None:
+    model, deployment = tiny
+    run(deployment, model, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_workers_cost_time_and_no_token(tiny, seed: int) -> None:
+    model, deployment = tiny
+    run(deployment, model, 100 + seed, kills=1, cancels=0.0)
+
+
+@pytest.mark.parametrize("policy", ["mixed", "chunked:48", "static:1/1", "smpart"])
+def test_every_policy_gives_the_tokens_of_generate(tiny, policy: str) -> None:
+    model, deployment = tiny
+    if policy.startswith("static") and len(deployment.lanes.splits()) < 3:
+        pytest.skip("one usable core: nothing to split")
+    rng = np.random.default_rng(7)
+    core = deployment.core(policy, SLO(ttft_ms=50, tpot_ms=5))
+    requests = [
+        Request(i, p, SamplingParams(max_tokens=8, ignore_eos=True), SLO(50, 5))
+        for i, p in enumerate(prompts(rng, 8, 200))
+    ]
+    for request in requests:
+        core.add(request)
+        core.turn(core.now())
+    while not core.idle:
+        core.turn()
+    for request in requests:
+        assert request.token_ids == reference(model, list(request.prompt), 8)
+
+
+def test_the_hand_over_from_prefill_to_decode_copies_nothing(tiny) -> None:
+    """The KV that decode reads lies where prefill wrote it: same segment, same offsets, no other KV memory exists."""
+    _, deployment = tiny
+    core = deployment.core(Chaos(5, preempt=0, abandon=0), SLO())
+    request = Request(0, list(range(3, 100)), SamplingParams(max_tokens=4, ignore_eos=True), SLO())
+    core.add(request)
+    blocks_at = {}
+    while not core.idle:
+        core.turn()
+        slot = int(core.table.slot[0])
+        if slot >= 0:
+            blocks_at.setdefault(len(request.token_ids), deployment.board.tables[slot, :7].copy())
+    first, *later = blocks_at.values()
+    assert all((blocks == first).all() for blocks in later)
+    for side in Side:
+        with open(f"/proc/{deployment.lanes.pid(side)}/maps") as maps:
+            kv = [line for line in maps if "smpart-kv" in line]
+        assert kv and all(line.split()[1].endswith("s") for line in kv), "each worker maps the one shared KV memory"
