@@ -150,17 +150,13 @@ class BlockPool:
             AssertionError: a block is not owned (a double free: a fault of the caller). Blocks behind it in the
                 list are released, and the pool is consistent.
         """
-        refs, pins = self._refs, self._pins
+        refs = self._refs
         for block in reversed(blocks):
             if not (0 <= block < self.blocks and refs[block] > 0):
                 raise AssertionError(f"block {block} was released, but nobody owns it (double free)")
             refs[block] -= 1
             if refs[block] == 0:
-                if pins[block] == 0:
-                    self._owned -= 1
-                    self._retire(block)
-                elif self._is_found(block):
-                    self._owned -= 1
+                self._retire(block)
 
     def pin(self, blocks: Sequence[int]) -> None:
         """Keep owned or cached blocks from eviction and reuse until `unpin`, whoever releases them. Pins count.
@@ -187,9 +183,10 @@ class BlockPool:
                 raise AssertionError(f"block {block} was unpinned, but is not pinned")
             self._pins[block] -= 1
             if self._pins[block] == 0 and self._refs[block] == 0:
-                if not self._is_found(block):
-                    self._owned -= 1
-                self._retire(block)
+                if self._is_found(block):
+                    self._evictable[block] = None
+                else:
+                    self._retire(block)
 
     def clear_cached(self) -> None:
         """Forget every cached block that is not pinned."""
@@ -221,20 +218,24 @@ class BlockPool:
         assert len(unused) + self.owned + self.cached == self.blocks, "blocks are not conserved"
 
     def _retire(self, block: int) -> None:
-        """File a block that lost its last reference and pin as evictable or unused."""
+        """File an owned block without references: cached if its prefix is found nowhere else, free if no pin holds it.
+
+        A twin stands for the same prefix as the block that is found, which must stay more recent than the children
+        released just before.
+        """
         key = self._hash[block]
-        if key is None:
-            self._unused.append(block)
-            return
-        found = self._found.setdefault(key, block)
+        found = None if key is None else self._found.setdefault(key, block)
         if found == block:
-            self._evictable[block] = None
+            self._owned -= 1
+            if self._pins[block] == 0:
+                self._evictable[block] = None
             return
-        # The twin stands for the same prefix: it must stay more recent than the children released before this one.
-        if found in self._evictable:
+        if found is not None and found in self._evictable:
             self._evictable.move_to_end(found)
-        self._hash[block] = None
-        self._unused.append(block)
+        if self._pins[block] == 0:
+            self._owned -= 1
+            self._hash[block] = None
+            self._unused.append(block)
 
     def _evict(self) -> int:
         block, _ = self._evictable.popitem(last=False)

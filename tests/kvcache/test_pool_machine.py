@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from smpart.kvcache import BlockPool, BlockTable, HashChain, OutOfBlocks, block_hashes
 
-BLOCKS = 10
+BLOCKS = 12
 BLOCK = 2
+PROMPTS = st.lists(st.integers(0, 1), min_size=3, max_size=11)
+SALTS = st.sampled_from(["", "", "b"])
 
 Content = tuple[str, tuple[int, ...]]
 """What a block's memory means: the salt, and every token up to the block's end."""
@@ -59,17 +61,40 @@ class PoolMachine(RuleBasedStateMachine):
     def __hash__(self) -> int:
         return id(self)
 
-    @rule(salt=st.sampled_from(["", "b"]), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9))
-    def submit(self, salt: str, tokens: list[int]) -> None:
-        if len(self.requests) < 6:
-            chain = HashChain(BLOCK, salt)
-            chain.extend(tokens)
-            self.requests.append(Request(salt, tokens, BlockTable(self.pool), chain))
+    @initialize(prompts=st.lists(PROMPTS, min_size=2, max_size=5))
+    def begin(self, prompts: list[list[int]]) -> None:
+        for tokens in prompts:
+            self.live(tokens, "")
+
+    @rule(tokens=PROMPTS, salt=SALTS)
+    def live(self, tokens: list[int], salt: str) -> None:
+        """A whole life: what it leaves behind is the cache that others hit and evict."""
+        request = self.new(tokens, salt)
+        self.take(request)
+        self.write(request, len(tokens), publish=True)
+        request.table.release()
+        self.requests.remove(request)
+
+    @precondition(lambda self: len(self.requests) < 5)
+    @rule(tokens=PROMPTS, salt=SALTS, first=st.integers(0, 9))
+    def start(self, tokens: list[int], salt: str, first: int) -> None:
+        request = self.new(tokens, salt)
+        self.take(request)
+        self.write(request, min(request.written + first, len(tokens)), publish=True)
 
     @precondition(lambda self: any(not r.admitted for r in self.requests))
     @rule(data=st.data())
-    def admit(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from([r for r in self.requests if not r.admitted]))
+    def restart(self, data: st.DataObject) -> None:
+        self.take(data.draw(st.sampled_from([r for r in self.requests if not r.admitted])))
+
+    def new(self, tokens: list[int], salt: str) -> Request:
+        chain = HashChain(BLOCK, salt)
+        chain.extend(tokens)
+        self.requests.append(Request(salt, list(tokens), BlockTable(self.pool), chain))
+        return self.requests[-1]
+
+    def take(self, request: Request) -> None:
+        """Admit: reuse what is found, and see that it is what was looked for."""
         reusable = request.chain.hashes[: (len(request.tokens) - 1) // BLOCK]
         before = self.state()
         matched = self.pool.match(reusable)
@@ -88,7 +113,10 @@ class PoolMachine(RuleBasedStateMachine):
         if request.written == len(request.tokens):
             request.tokens.append(data.draw(st.integers(0, 1)))
             request.chain.extend(request.tokens[-1:])
-        end = min(request.written + chunk, len(request.tokens))
+        self.write(request, min(request.written + chunk, len(request.tokens)), publish)
+
+    def write(self, request: Request, end: int, publish: bool) -> None:
+        """Compute up to `end` tokens if there are blocks for them; nothing may change if not."""
         before, table_before = self.state(), list(request.table.ids)
         room, missing = self.pool.free, request.table.missing(end)
         try:
@@ -118,33 +146,74 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             self.requests.remove(request)
 
+    @precondition(lambda self: len(self.requests) < 5)
+    @rule(tokens=PROMPTS, more=PROMPTS)
+    def race(self, tokens: list[int], more: list[int]) -> None:
+        """Two requests compute the same prefix at once: twins."""
+        pair = [self.new(tokens, ""), self.new(tokens + more, "")]
+        for request in pair:
+            self.take(request)
+        for request in pair:
+            self.write(request, len(request.tokens), publish=True)
+        pair[0].table.release()
+        self.requests.remove(pair[0])
+
+    @precondition(lambda self: len(self.loads) < 2)
+    @rule(tokens=PROMPTS)
+    def load(self, tokens: list[int]) -> None:
+        """Blocks are being written asynchronously when their request is cancelled."""
+        request = self.new(tokens, "")
+        self.take(request)
+        if request.table.missing(len(tokens)) <= self.pool.free:
+            request.table.ensure(len(tokens))
+            self.pin(request, len(request.table.ids))
+        request.table.release()
+        self.requests.remove(request)
+
     @precondition(lambda self: len(self.loads) < 3 and any(r.table.ids for r in self.requests))
-    @rule(data=st.data(), cancel=st.booleans())
-    def pin(self, data: st.DataObject, cancel: bool) -> None:
+    @rule(data=st.data())
+    def offload(self, data: st.DataObject) -> None:
+        """Somebody reads leading blocks of a living request."""
         request = data.draw(st.sampled_from([r for r in self.requests if r.table.ids]))
-        ids = request.table.ids[: data.draw(st.integers(1, len(request.table.ids)))]
-        complete = min(request.written // BLOCK, len(ids))
+        self.pin(request, data.draw(st.integers(1, len(request.table.ids))))
+
+    @precondition(lambda self: len(self.loads) < 3)
+    @rule(tokens=PROMPTS)
+    def demote(self, tokens: list[int]) -> None:
+        """Somebody reads a prefix that may be cached only."""
+        request = self.new(tokens, "")
+        self.requests.remove(request)
+        ids = [b for key in request.chain.hashes[: self.pool.match(request.chain.hashes)] for b in self.peek(key)]
+        self.pool.pin(ids)
+        contents = [request.content(i) for i in range(len(ids))]
+        self.loads.append(Load(ids, contents, request.chain.hashes[: len(ids)], len(ids)))
+
+    def pin(self, request: Request, count: int) -> None:
+        ids = request.table.ids[:count]
+        complete = min(len(request.tokens) // BLOCK, count)
+        written = min(request.written // BLOCK, count)
         contents = [request.content(i) for i in range(complete)]
         self.pool.pin(ids)
-        self.loads.append(Load(list(ids), contents, request.chain.hashes[:complete], complete))
-        if cancel:
-            request.table.release()
-            self.requests.remove(request)
+        self.loads.append(Load(list(ids), contents, request.chain.hashes[:complete], written))
 
     @precondition(lambda self: bool(self.loads))
-    @rule(data=st.data(), publish=st.booleans())
-    def unpin(self, data: st.DataObject, publish: bool) -> None:
+    @rule(data=st.data(), landed=st.booleans())
+    def unpin(self, data: st.DataObject, landed: bool) -> None:
         load = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
-        assert [self.memory[b] for b in load.ids[: load.written]] == load.contents, "a pinned block was overwritten"
-        if publish:
-            for parent, block, key in zip([None, *load.keys], load.ids, load.keys, strict=False):
+        assert [self.memory[b] for b in load.ids[: load.written]] == load.contents[: load.written], "overwritten"
+        if landed:
+            for parent, block, key, content in zip(
+                [None, *load.keys], load.ids, load.keys, load.contents, strict=False
+            ):
+                self.memory[block] = content
                 self.pool.publish(block, key)
                 self.parents[key] = parent
         self.pool.unpin(load.ids)
 
-    @rule()
-    def clear(self) -> None:
-        self.pool.clear_cached()
+    @rule(sure=st.integers(0, 15))
+    def clear(self, sure: int) -> None:
+        if sure == 7:
+            self.pool.clear_cached()
 
     def state(self) -> tuple[object, ...]:
         """All that can be seen from outside."""
@@ -193,7 +262,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
