@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,12 +153,12 @@ def bench(
     options = Options(policies, source, objectives, rate, speedup, repeat, capacity, attainment)
     options.check()
     display = Display(live=not as_json)
-    config = {"model": model, "backend": backend, "dtype": dtype, "options": options}
+    config = {"model": model, "backend": backend, "dtype": dtype, "options": asdict(options)}
     output = Output("bench", as_json, out, config, display)
     output.check()
     with Deployment.open(model, backend=backend, dtype=dtype) as deployment:
         runs = list(Bench(deployment, options, display.say, display.watch).runs())
-        output.report(runs, deployment.device, f"{model} on {deployment.backend}, {trace}")
+        output.report(runs, deployment.device, f"{model} on {deployment.backend}, {Path(trace).name}")
 
 
 @app.command()

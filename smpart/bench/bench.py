@@ -88,6 +88,7 @@ class Bench:
 
     def __init__(self, deployment: Deployment, options: Options, say: Callable[[str], None], watcher: Watcher) -> None:
         self._deployment, self._options, self._say, self._watcher = deployment, options, say, watcher
+        self._loads: dict[tuple[int, int], Load] = {}
         for policy in options.policies:
             deployment.core(policy, options.slo or SLO())
         sample = self._open(options.source.seed, default_count=24)
@@ -141,10 +142,15 @@ class Bench:
 
     @property
     def _rate_is_free(self) -> bool:
-        return self._options.rate is None and self._options.source.trace.startswith("synth:")
+        return self._options.rate is None and self._options.source.synthetic
 
     def _open(self, seed: int, default_count: int) -> Load:
-        return open_load(replace(self._options.source, seed=seed), self._deployment.max_len, default_count)
+        """The load of a seed; a recorded one is read once and is the same for all."""
+        key = (seed, default_count) if self._options.source.synthetic else (0, 0)
+        if key not in self._loads:
+            source = replace(self._options.source, seed=seed)
+            self._loads[key] = open_load(source, self._deployment.max_len, default_count)
+        return self._loads[key]
 
     def _at(self, rate: float | None, seed: int) -> Load:
         load = self._open(seed, self._count)

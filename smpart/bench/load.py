@@ -91,7 +91,9 @@ class Load:
         """The first `count` requests. Raises `UsageError` if `count` < 1."""
         if count < 1:
             raise UsageError(f"--limit {count}: must be at least 1")
-        return dataclasses.replace(self, arrivals=self.arrivals[:count])
+        note = f"the first {count} of {len(self.arrivals)} requests"
+        notes = (*self.notes, note) if count < len(self.arrivals) else self.notes
+        return dataclasses.replace(self, arrivals=self.arrivals[:count], notes=notes)
 
     def at_rate(self, rate: float, seed: int = 0) -> Load:
         """Arrivals stretched evenly to `rate` requests per second; Poisson arrivals for a load of lengths only.

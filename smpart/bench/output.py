@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,10 +70,4 @@ def contrast(runs: Sequence[Run]) -> list[Run]:
 
 def print_json(value: Mapping[str, object]) -> None:
     """One JSON object as a line of stdout."""
-    print(json.dumps(value, default=_plain), flush=True)
-
-
-def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return str(value)
+    print(json.dumps(value), flush=True)

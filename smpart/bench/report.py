@@ -60,7 +60,7 @@ def write(folder: Path, results: Mapping[str, object], runs: Sequence[Run], conf
     """Write ``config.json``, ``results.json`` and ``requests.parquet`` (one row a request); the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "config.json", folder / "results.json", folder / "requests.parquet"]
-    paths[0].write_text(json.dumps(config, indent=2, default=str) + "\n")
+    paths[0].write_text(json.dumps(config, indent=2) + "\n")
     paths[1].write_text(json.dumps(results, indent=2) + "\n")
     pandas().DataFrame([row for run in runs for row in _rows(run)]).to_parquet(paths[2], index=False)
     return paths

@@ -25,6 +25,11 @@ class TraceOptions:
     time_unit: str = "auto"
     seed: int = 0
 
+    @property
+    def synthetic(self) -> bool:
+        """Whether the load is drawn, not recorded."""
+        return self.trace.startswith("synth:")
+
 
 def open_load(options: TraceOptions, max_len: int, default_count: int) -> Load:
     """The load as asked, not yet brought to a rate.
@@ -37,7 +42,7 @@ def open_load(options: TraceOptions, max_len: int, default_count: int) -> Load:
     Raises:
         UsageError: no such trace, a broken row, a bad option.
     """
-    if options.trace.startswith("synth:"):
+    if options.synthetic:
         count = default_count if options.limit is None else options.limit
         load = synthetic(options.trace, count, max_len, options.seed)
     elif (path := Path(options.trace)).is_file():
