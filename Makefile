@@ -54,17 +54,17 @@ model: $(MODEL) ## prepare the embedded SmolLM2 once, as safetensors in the user
 
 $(MODEL): $(INSTALLED)
 	@echo "model: preparing smollm2"
-	@$(BIN)/python -m smpart.runtime.models
+	@$(BIN)/python -c 'from smpart.runtime.models import load_model; load_model("smollm2", dtype="float32")'
 	@touch $@
 
 demo: model ## the main job: SmolLM2 on two lanes, against mixed and chunked, with a table and a picture
 	@$(BIN)/smpart demo
 
 test: model ## the fast tests
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow" --benchmark-disable
 
 test-all: model ## every test
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --benchmark-disable
 
 check: setup ## lint, format, types, layers
 	$(BIN)/ruff check .
@@ -76,9 +76,9 @@ format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: model ## the committed benchmarks; their JSON goes to out/benchmarks.json
+bench: model ## the committed benchmarks alone; their JSON goes to out/benchmarks.json
 	@mkdir -p out
-	@$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json out/benchmarks.json
+	@$(BIN)/python -m pytest tests -r N --benchmark-only --benchmark-json out/benchmarks.json
 
 clean: ## remove .venv and everything that was built (the model's cache stays)
 	rm -rf $(VENV) build dist out *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

