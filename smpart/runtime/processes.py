@@ -19,17 +19,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from smpart.errors import EngineClosed, SmpartError, UsageError
+from smpart.errors import SmpartError
 from smpart.partition.cores import CorePlacement
 from smpart.partition.device import Device
+from smpart.partition.inflight import Inflight
 from smpart.partition.split import Side, Split
 from smpart.partition.work import Completion, LaneFault, Work
 from smpart.runtime.channel import Channel
+from smpart.runtime.children import Zygote
 from smpart.runtime.segments import SharedSegment
 from smpart.runtime.worker import Done, Init, Ready, Task
-from smpart.runtime.zygote import Zygote
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _DEPTH = 2
 _MOST_DEATHS = 5
@@ -43,9 +44,9 @@ class ProcessLanes:
 
     Args:
         device: its `unit_ids` are what splits share out.
-        placement: which CPUs each side of a split has.
-        splits: the splits that may be launched.
+        splits: every split of the device that can be realised.
         body: ``module:function`` of a `ProcessBodyFactory`, imported and called in each worker.
+        placement: which CPUs each side of a split has.
         args: picklable, passed to it.
         segments: shared memory, passed to it by name. Stays the caller's, and open while the lanes are.
         preload: modules of torch or transformers whose memory the workers should share.
@@ -59,9 +60,9 @@ class ProcessLanes:
     def __init__(
         self,
         device: Device,
-        placement: CorePlacement,
         splits: Sequence[Split],
         body: str,
+        placement: CorePlacement,
         args: Any = None,
         segments: Mapping[str, SharedSegment] | None = None,
         *,
@@ -70,6 +71,7 @@ class ProcessLanes:
         self.device = device
         self._splits = tuple(sorted(splits))
         self._placement = placement
+        self._inflight = Inflight(self._splits, self.depth)
         self._lanes: dict[Side, _Lane] = {}
         self._wake_lock = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -95,33 +97,9 @@ class ProcessLanes:
         return time.monotonic()
 
     def launch(self, work: Work) -> None:
-        """Queue one work; never blocks.
-
-        Raises:
-            UsageError: unknown split, no units for the side, a fraction outside (0, 1], the side is full, or units
-                overlap with those of a work in flight.
-            EngineClosed: the lanes were closed.
-        """
-        self._check_open()
-        if work.split not in self._splits:
-            raise UsageError(f"split {work.split} is not one of {', '.join(map(str, self._splits))}")
-        if work.units == 0:
-            raise UsageError(f"split {work.split} gives the {work.side} lane no unit")
-        if not 0.0 < work.fraction <= 1.0:
-            raise UsageError(
-                f"work {work.id} is a fraction {work.fraction} of a forward: must be above 0 and at most 1"
-            )
-        lane = self._lanes[work.side]
-        if len(lane.pending) >= self.depth:
-            raise UsageError(f"the {work.side} lane already has {self.depth} works in flight")
-        mine = self._units(work)
-        for other in self._lanes[work.side.other].pending.values():
-            if shared := mine.intersection(self._units(other)):
-                raise UsageError(
-                    f"work {work.id} ({work.side}, {work.split}) overlaps with work {other.id} "
-                    f"({other.side}, {other.split}), which is in flight on units {sorted(shared)}"
-                )
-        lane.launch(work, self._placement.cpus(work.side, work.split))
+        """Queue one work; never blocks. Raises `UsageError` (see `Inflight.add`) or, after `close`, `EngineClosed`."""
+        self._inflight.add(work)
+        self._lanes[work.side].launch(work, self._placement.cpus(work.side, work.split))
 
     def wait(self, until: float | None) -> list[Completion]:
         """Block until a completion, a `wake`, or the clock reaches `until` (None: no limit); all completions so far.
@@ -146,7 +124,6 @@ class ProcessLanes:
 
     def realised(self, side: Side) -> frozenset[int]:
         """Unit ids that any thread of the side's worker may run on, read back from /proc."""
-        self._check_open()
         return self._placement.read_back(self._lanes[side].pid)
 
     def pid(self, side: Side) -> int:
@@ -160,15 +137,12 @@ class ProcessLanes:
                 return
             self._open = False
             os.close(self._wake_fd)
+        self._inflight.close()
         for lane in self._lanes.values():
             lane.ask_to_end()
         deadline = self.now() + _CLOSE_S
         for lane in self._lanes.values():
             lane.end(deadline)
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise EngineClosed("these lanes are closed")
 
     def _poll(self, until: float | None) -> bool:
         """Sleep until something happens or `until`; whether it was a wake."""
@@ -186,13 +160,13 @@ class ProcessLanes:
 
     def _collect(self) -> list[Completion]:
         try:
-            return [completion for lane in self._lanes.values() for completion in lane.collect()]
+            done = [completion for lane in self._lanes.values() for completion in lane.collect()]
         except SmpartError:
             self.close()
             raise
-
-    def _units(self, work: Work) -> frozenset[int]:
-        return frozenset(self.device.unit_ids[i] for i in work.split.indices(work.side, self.device.units))
+        for completion in done:
+            self._inflight.remove(completion.work)
+        return done
 
 
 class _Lane:
@@ -280,7 +254,7 @@ class _Lane:
             Completion(work, now, now, fault=LaneFault(f"the {work.side} lane's worker {_manner(code)}", lost=True))
             for work in self.pending.values()
         ]
-        _log.warning("the %s lane's worker (pid %d) %s; starting another", self._init.side, self.pid, _manner(code))
+        logger.warning("the %s lane's worker (pid %d) %s; starting another", self._init.side, self.pid, _manner(code))
         self.pending.clear()
         self._channel.close()
         self._child.close()

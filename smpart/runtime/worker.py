@@ -6,6 +6,7 @@ so it may be killed at any moment and leaves nothing locked.
 
 from __future__ import annotations
 
+import pkgutil
 import signal
 import socket
 import time
@@ -14,14 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from smpart.partition.affinity import pin_self
 from smpart.partition.lanes import Body
 from smpart.partition.split import Side
 from smpart.runtime.channel import Channel
 from smpart.runtime.segments import SharedSegment
-from smpart.runtime.zygote import resolve
 
 ProcessBodyFactory = Callable[[Side, Any, Mapping[str, SharedSegment]], Body]
 """What a body reference names: ``factory(side, args, segments)``, called in the worker."""
@@ -85,7 +83,7 @@ def main(fds: list[int]) -> None:
         lane = _Place()
         try:
             lane.take(init.cpus, init.units)
-            body: Body = resolve(init.body)(init.side, init.args, segments)
+            body: Body = pkgutil.resolve_name(init.body)(init.side, init.args, segments)
         except Exception as error:
             traceback.print_exc()
             channel.send(Ready(_line(error)))
@@ -129,6 +127,8 @@ class _Place:
         self._units = 0
 
     def take(self, cpus: frozenset[int], units: int) -> None:
+        import torch  # the zygote has it; who only imports this module for its messages need not
+
         if units != self._units:
             torch.set_num_threads(units)
             self._units = units

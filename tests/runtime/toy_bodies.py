@@ -1,6 +1,8 @@
 """Bodies that the process tests have their workers import."""
 
 import os
+import signal
+import socket
 import time
 from pathlib import Path
 
@@ -16,10 +18,17 @@ class Toy:
 
     def run(self, payload):
         verb, argument = payload
-        return getattr(self, verb)(argument)
+        return getattr(self, {"raise": "fail"}.get(verb, verb))(argument)
 
     def echo(self, argument):
-        return argument
+        return self.side.value, argument
+
+    def gate(self, path):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gate:
+            gate.settimeout(60)
+            gate.connect(path)
+            if gate.recv(1) != b"!":
+                raise RuntimeError("the gate was torn down")
 
     def where(self, _):
         return os.getpid(), sorted(os.sched_getaffinity(0)), torch.get_num_threads()
@@ -32,9 +41,6 @@ class Toy:
 
     def fail(self, message):
         raise ValueError(message)
-
-    def flag(self, index):
-        self._bytes()[index] = 1
 
     def meet(self, indices):
         """Raises the first flag and spins until the second is up."""
@@ -52,6 +58,9 @@ class Toy:
 
     def exit(self, code):
         os._exit(code)
+
+    def crash(self, _):
+        os.kill(os.getpid(), signal.SIGSEGV)
 
     def unpicklable(self, _):
         return lambda: None
