@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from smpart import partition
+from smpart.partition import ModelShape
 from smpart.runtime import attention
 from smpart.runtime.attention import PagedCache
 from smpart.runtime.facts import ModelFacts, check_structure, decoder_layers, find_facts, unsupported
 from smpart.runtime.packing import Packing
 from smpart.runtime.pause import pause_hook
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 class ModelAdapter:
@@ -79,8 +85,35 @@ class ModelAdapter:
         self.model.train(self._training)
 
     def _attach(self) -> None:
-        self.model.eval()
+        self.model.train(False)
         self.model.set_attn_implementation(attention.register(self._original))
         for layer in self.layers:
             if pause_hook not in layer._forward_pre_hooks.values():  # an unpickled model brings its own
                 layer.register_forward_pre_hook(pause_hook)
+
+
+def model_shape(model: PreTrainedModel) -> ModelShape:
+    """Dimensions of a model, its weights counted from its modules (they may be on the ``meta`` device).
+
+    Raises:
+        UnsupportedModel, UsageError: it is no decoder-only model with keys and values for each token.
+    """
+    head = model.get_output_embeddings().weight
+    config = model.config.get_text_config(decoder=True)
+    dimensions = partition.model_shape(config.to_dict(), weight_bytes=head.itemsize, kv_bytes=head.itemsize)
+    layers = decoder_layers(model)
+    experts = next((n for name in _EXPERTS if (n := getattr(config, name, None))), 0)
+    active = getattr(config, "num_experts_per_tok", None) or 0
+    linear = 0
+    for name, weight in layers.named_parameters():
+        # Experts are one tensor [experts, out, in], or modules of a list; a token is multiplied with its active ones.
+        routed = weight.dim() == 3 or re.search(r"\.experts\.\d+\.", name)
+        if weight.dim() > 1:
+            linear += weight.numel() * active // experts if routed and experts else weight.numel()
+    return replace(
+        dimensions,
+        vocab=head.shape[0],
+        linear_params=linear,
+        head_params=head.numel(),
+        weight_bytes=sum(weight.nbytes for weight in layers.parameters()) + head.nbytes,
+    )

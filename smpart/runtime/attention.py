@@ -40,13 +40,13 @@ current: ContextVar[PagedCache | None] = ContextVar("current", default=None)
 
 @dataclass(frozen=True, slots=True)
 class WindowMask:
-    """Stands in for an attention mask while the masks of a model are being learned.
+    """Stands in for an attention mask while a model's windows are being learned.
 
     Attributes:
-        window: tokens a position may attend to, itself included; None: all before it.
+        allowed: transformers' description of the mask, see `window_of`.
     """
 
-    window: int | None
+    allowed: Callable[..., Any]
 
 
 class PagedCache:
@@ -122,7 +122,7 @@ class PagedCache:
     def _learn(self, layer: int, mask: Any) -> int | None:
         if mask is not None and not isinstance(mask, WindowMask):
             raise UnsupportedModel("it builds its attention masks by itself, outside transformers' mask interface")
-        self.learned[layer] = mask.window if mask is not None else None
+        self.learned[layer] = window_of(mask.allowed, self.horizon) if mask is not None else None
         return self.learned[layer]
 
 
@@ -186,7 +186,7 @@ def _mask(original: str) -> Callable[..., Any]:
             return ALL_MASK_ATTENTION_FUNCTIONS[original](*args, **kwargs)
         if cache.windows is not None:
             return None
-        return WindowMask(window_of(kwargs["mask_function"], cache.horizon))
+        return WindowMask(kwargs["mask_function"])
 
     return mask
 

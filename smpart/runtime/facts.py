@@ -63,7 +63,7 @@ def check_structure(model: PreTrainedModel) -> None:
     config = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
         raise unsupported(model, "it is an encoder-decoder model")
-    if model.get_output_embeddings() is None:
+    if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
         raise unsupported(model, "it has no language-model head")
     odd = set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS
     if odd:
@@ -140,9 +140,10 @@ def _plain(model: PreTrainedModel, cache_name: str, tokens: Tensor) -> tuple[Ten
     cache = output.get(cache_name) or output.get("past_key_values")
     if not isinstance(cache, DynamicCache):
         raise UnsupportedModel(f"it keeps its state in a {type(cache).__name__}, not in a plain KV cache")
-    keys = [getattr(layer, "keys", None) for layer in cache.layers]
-    values = [getattr(layer, "values", None) for layer in cache.layers]
-    if len(keys) != len(decoder_layers(model)) or not all(isinstance(k, Tensor) and k.dim() == 4 for k in keys):
+    pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers]
+    keys = [key for key, _ in pairs if isinstance(key, Tensor) and key.dim() == 4]
+    values = [value for _, value in pairs if isinstance(value, Tensor)]
+    if not len(keys) == len(values) == len(pairs) == len(decoder_layers(model)):
         raise UnsupportedModel("not every decoder layer keeps keys and values of its own")
     if any(k.shape != v.shape for k, v in zip(keys, values, strict=True)):
         raise UnsupportedModel("its keys and values differ in size (latent attention)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from transformers import (
 from smpart.runtime.batch import Sampler, TokenLogprobs
 from smpart.runtime.board import Board
 from smpart.runtime.sampling import SamplingParams
+
+_NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 
 class OutputPenalties(LogitsProcessor):
@@ -69,10 +72,7 @@ def choose(
     """
     best, token = logits.max(-1)
     tokens = token.numpy().astype(np.int32)
-    failures = {
-        row: "the model's logits are not finite (NaN or infinity)"
-        for row in torch.nonzero(~best.isfinite()).flatten().tolist()
-    }
+    failures = dict.fromkeys(torch.nonzero(~best.isfinite()).flatten().tolist(), _NOT_FINITE)
     tokens[list(failures)] = 0
     logprobs = {}
     for row, sampler in enumerate(samplers):
@@ -122,7 +122,7 @@ def _penalised(params: SamplingParams) -> bool:
 
 def _choose_one(row: Tensor, sampler: Sampler, history: NDArray[np.int32]) -> int:
     """Choose from one row of logits, [1, vocab]."""
-    known = torch.from_numpy(history.astype(np.int64))[None]
+    known = cast(torch.LongTensor, torch.from_numpy(history.astype(np.int64))[None])
     scores = processors(sampler.params, sampler.prompt_len)(known, row)[0].numpy()
     if sampler.params.greedy:
         return int(scores.argmax())
