@@ -12,16 +12,19 @@ import heapq
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from smpart.scheduler import memory
 from smpart.scheduler.costs import Costs, Floats
 from smpart.scheduler.memory import Counts
 from smpart.scheduler.snapshot import Rows, Snapshot
 
+Bools = NDArray[np.bool_]
+
 AGE = 2.0
 SHARE = 4
-_SEEN = 256
-"""Rows looked at, the earliest arrivals."""
+_WEIGHED = 32
+"""Rows, by earliest deadline, of which the best subset to save is sought; those behind them keep their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,13 @@ class Backlog:
     deadlines: Floats
     saved: int
 
+    def without(self, gone: list[int]) -> Backlog:
+        """The backlog less rows that cannot be saved."""
+        stay = ~np.isin(self.rows, gone)
+        return Backlog(
+            self.rows[stay], self.starts[stay], self.tokens[stay], self.work[stay], self.deadlines[stay], self.saved
+        )
+
 
 class Turns:
     """Remembers whose turn among the aged it is. A turn ends when its row is seen to have got on."""
@@ -50,6 +60,11 @@ class Turns:
     def __init__(self) -> None:
         self._next = 0.0
         self._given: tuple[int, int, float] | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether it is somebody's turn."""
+        return self._given is not None
 
     def due(self, now: float) -> bool:
         """Whether the aged may have a start now."""
@@ -59,11 +74,11 @@ class Turns:
         """Row `seq` leads the backlog from token `start` on because of its age."""
         self._given = seq, start, cost
 
-    def look(self, now: float, seqs: list[int], starts: list[int]) -> None:
+    def look(self, now: float, seqs: NDArray[np.int64], starts: Counts) -> None:
         """End the turn of a row that is no longer where it was: the others now have `SHARE` - 1 times as long."""
         if self._given is not None:
             seq, start, cost = self._given
-            if (seq, start) not in zip(seqs, starts, strict=True):
+            if not ((seqs == seq) & (starts == start)).any():
                 self._next = now + (SHARE - 1) * cost
                 self._given = None
 
@@ -76,17 +91,14 @@ def backlog(snapshot: Snapshot, costs: Costs, turns: Turns, ahead: float, speed:
         speed: share of the whole device's prefill speed to count on.
         longest: seconds (whole device) of one forward at most.
     """
-    table, now = snapshot.table, snapshot.now
-    rows = np.concatenate((snapshot.prefilling, snapshot.waiting[:_SEEN]))
-    starts = memory.first_token(snapshot, rows)
+    table, now, begun = snapshot.table, snapshot.now, snapshot.prefilling
+    rows, starts = snapshot.waiting, memory.first_token(snapshot, snapshot.waiting)
+    if begun.size:
+        rows, starts = np.concatenate((begun, rows)), np.concatenate((table.computed[begun], starts))
     tokens = table.known[rows] - starts
     work = costs.work(tokens)
     deadlines = table.ttft_deadline[rows]
-    again = table.outputs[rows] > 0
-    groups = np.where(table.best_effort[rows], 3, np.where(again, 0, np.where(now + work > deadlines, 2, 1)))
-    order = np.lexsort((np.where(groups == 1, deadlines, table.seq[rows]), groups))
-    first = int(np.count_nonzero(groups == 0))
-    saved = first + int(np.count_nonzero(groups == 1))
+    order, first, saved = _groups(table.outputs[rows] > 0, deadlines - work < now, table.best_effort[rows], deadlines)
     if saved > 1:
         order, saved = _save(order, first, saved, work, deadlines, now + ahead / speed, speed)
     if saved < len(rows):
@@ -94,29 +106,48 @@ def backlog(snapshot: Snapshot, costs: Costs, turns: Turns, ahead: float, speed:
     return Backlog(rows[order], starts[order], tokens[order], work[order], deadlines[order], saved)
 
 
+def _groups(again: Bools, late: Bools, effort: Bools, deadlines: Floats) -> tuple[Rows, int, int]:
+    """Order of service before anything is weighed; how many rows were preempted; how many can be saved with them.
+
+    First rows that were preempted, then by deadline those that can be in time, those that cannot, best effort last;
+    arrival order otherwise.
+    """
+    if effort.any():
+        parts = [np.flatnonzero(again & ~effort), np.flatnonzero(~(again | late | effort))]
+        parts += [np.flatnonzero(late & ~(again | effort)), np.flatnonzero(effort)]
+    else:
+        parts = [np.flatnonzero(again), np.flatnonzero(~(again | late)), np.flatnonzero(late & ~again)]
+    first, hopeful = len(parts[0]), parts[1]
+    parts[1] = hopeful[np.argsort(deadlines[hopeful], kind="stable")]
+    return np.concatenate(parts), first, first + len(hopeful)
+
+
 def _save(
     order: Rows, first: int, saved: int, work: Floats, deadlines: Floats, start: float, speed: float
 ) -> tuple[Rows, int]:
     """Reorder the rows that can be saved: give up the longest if not all can be, let short ones pass long ones."""
-    line = order[:saved]
+    weighed = min(saved, first + _WEIGHED)
+    line = order[:weighed]
     seconds = work[line] / speed
     due = deadlines[line]
     ends = start + np.cumsum(seconds)
-    if bool((ends[first:] > due[first:]).any()):
+    if bool((ends > due)[first:].any()):
         begin = float(ends[first - 1]) if first else start
         kept, lost = _fewest_late(seconds[first:].tolist(), due[first:].tolist(), begin)
         line = np.concatenate((line[:first], line[first:][kept]))
-        order = np.concatenate((line, order[:saved][first:][lost], order[saved:]))
-        saved = len(line)
+        order = np.concatenate((line, order[weighed:saved], order[first:weighed][lost], order[saved:]))
+        saved -= len(lost)
         seconds, due = work[line] / speed, deadlines[line]
-    if saved - first > 1:
+    if len(line) - first > 1:
         slack = float(due[first] - start - seconds[: first + 1].sum())
-        quick = seconds[first + 1 :] <= 0.25 * seconds[first]
-        quick &= np.cumsum(np.where(quick, seconds[first + 1 :], 0.0)) <= 0.5 * slack
+        behind = seconds[first + 1 :]
+        quick = behind <= 0.25 * seconds[first]
+        quick &= np.cumsum(behind * quick) <= 0.5 * slack
         if quick.any():
             rest = line[first + 1 :]
-            line = np.concatenate((line[:first], rest[quick], line[first : first + 1], rest[~quick]))
-            order = np.concatenate((line, order[saved:]))
+            order = np.concatenate(
+                (line[:first], rest[quick], line[first : first + 1], rest[~quick], order[len(line) :])
+            )
     return order, saved
 
 
@@ -140,16 +171,17 @@ def _aged(
 ) -> tuple[Rows, int]:
     """Let the longest-waiting row lead when it is the turn of the aged."""
     table, now = snapshot.table, snapshot.now
-    seqs = table.seq[rows]
-    turns.look(now, seqs.tolist(), starts.tolist())
+    if turns.given:
+        turns.look(now, table.seq[rows], starts)
     if not turns.due(now):
         return order, saved
     late = order[saved:]
-    arrivals = table.arrival[rows[late]]
-    aged = late[now - arrivals > AGE * (table.ttft_deadline[rows[late]] - arrivals)]
+    behind = rows[late]
+    arrivals = table.arrival[behind]
+    aged = late[now - arrivals > AGE * (table.ttft_deadline[behind] - arrivals)]
     if not aged.size:
         return order, saved
-    oldest = int(aged[np.argmin(seqs[aged])])
-    turns.give(int(seqs[oldest]), int(starts[oldest]), float(seconds[oldest]))
+    oldest = int(aged[np.argmin(table.seq[rows[aged]])])
+    turns.give(int(table.seq[rows[oldest]]), int(starts[oldest]), float(seconds[oldest]))
     rest = order[order != oldest]
     return np.concatenate((np.array([oldest], dtype=rest.dtype), rest)), saved + 1

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smpart.partition import Split
-from smpart.scheduler.costs import CHUNKS, Floats, Options
+from smpart.scheduler.costs import CHUNKS, Floats, Options, between
 from smpart.scheduler.snapshot import Snapshot
 
 KEEP_UP = 0.5
@@ -51,6 +51,29 @@ class Choice:
     drain: bool = False
 
 
+class Sides(NamedTuple):
+    """The proper splits, and the units each of `choose`'s columns needs: the last four want the whole device.
+
+    >>> Sides.of((Split(0, 4), Split(1, 3), Split(4, 0))).decode.tolist()
+    [3.0, 4.0, 4.0, 4.0, 4.0]
+    """
+
+    splits: tuple[Split, ...]
+    prefill: Floats
+    decode: Floats
+
+    @classmethod
+    def of(cls, splits: tuple[Split, ...]) -> Sides:
+        """From every split there is."""
+        proper = tuple(split for split in splits if not split.exclusive)
+        whole = [float(splits[0].total)] * 4
+        return cls(
+            proper,
+            np.array([*(float(split.prefill) for split in proper), *whole]),
+            np.array([*(float(split.decode) for split in proper), *whole]),
+        )
+
+
 class Demand(NamedTuple):
     """What is asked of the device.
 
@@ -75,47 +98,50 @@ class Demand(NamedTuple):
     starved: bool
 
 
-def choose(snapshot: Snapshot, splits: tuple[Split, ...], options: Options, demand: Demand, last: Choice) -> Choice:
+def choose(snapshot: Snapshot, sides: Sides, options: Options, demand: Demand, last: Choice) -> Choice:
     """The best way for decode rows and prefills that are both there.
 
     Args:
-        splits: the proper ones, in the order of `options`.
+        sides: the proper splits, in the order of `options`.
         last: what was chosen before; it is kept unless another way is clearly better.
     """
-    now, units, count = snapshot.now, snapshot.units, len(splits)
+    now, units, splits = snapshot.now, snapshot.units, sides.splits
+    count = len(splits)
     alone = options.alone
     begin = max(now, snapshot.decode_lane.busy_until)
     begin_prefill = max(now, snapshot.prefill_lane.busy_until)
     begin_whole = max(begin, begin_prefill)
     spare = float(demand.tokens[0]) - begin_whole
-    lasting = min(demand.tpot, spare)
-    chunks = np.interp((lasting, spare), options.chunk_upper, CHUNKS)
-    hybrid_upper = np.interp(chunks, CHUNKS, options.chunk_upper)
-    hybrid_mean = np.interp(chunks, CHUNKS, options.chunk_mean)
     burst = spare - alone.upper
+    can_burst = burst > demand.group
+    tokens = demand.tokens
 
     # columns: every split, hybrid that can be kept up, hybrid within slack, decode alone, prefill within slack
-    upper = np.concatenate((options.step_upper, hybrid_upper, (alone.upper, alone.upper + max(0.0, burst))))
-    mean = np.concatenate((options.step_mean, hybrid_mean, (alone.mean, alone.mean + max(0.0, burst))))
-    hybrid_speed = chunks * demand.rate / hybrid_mean
-    burst_speed = burst / (burst + alone.mean) if burst > demand.group else 0.0
-    speed = np.concatenate((options.speed_mean, hybrid_speed, (0.0, burst_speed)))
-    sure = np.concatenate((options.speed_sure, chunks * demand.rate / hybrid_upper, (1e-9, max(burst_speed, 1e-9))))
-    starts = np.full(count + 4, begin_whole)
-    starts_prefill = np.full(count + 4, max(begin, begin_prefill))
+    upper, mean = options.step_upper.copy(), options.step_mean.copy()
+    speed, sure = options.speed_mean.copy(), options.speed_sure.copy()
+    chunks = []
+    for column, limit in ((count, min(demand.tpot, spare)), (count + 1, spare)):
+        chunk = int(between(limit, options.chunk_upper, CHUNKS))
+        upper[column] = between(chunk, CHUNKS, options.chunk_upper)
+        mean[column] = between(chunk, CHUNKS, options.chunk_mean)
+        speed[column] = chunk * demand.rate / mean[column]
+        sure[column] = chunk * demand.rate / upper[column]
+        chunks.append(chunk)
+    pause = burst if can_burst else 0.0
+    upper[count + 2 :] = alone.upper, alone.upper + pause
+    mean[count + 2 :] = alone.mean, alone.mean + pause
+    speed[count + 3] = pause / (pause + alone.mean)
+    sure[count + 2 :] = 1e-9, max(1e-9, speed[count + 3])
     held = snapshot.split
-    for place, split in enumerate(splits):
-        if split.decode <= held.decode:
-            starts[place] = begin
-        if split.prefill <= held.prefill:
-            starts_prefill[place] = begin_prefill
+    ends = upper + np.where(sides.decode <= held.decode, begin, begin_whole)
+    starts = np.where(sides.prefill <= held.prefill, begin_prefill, begin_whole)
 
-    ends = starts + upper
-    readers = len(demand.tokens) - np.searchsorted(demand.tokens, ends - 1e-9)
-    finish = starts_prefill[:, None] + np.cumsum(demand.work)[None, :] / sure[:, None]
-    kept: Floats = readers + (finish <= demand.first[None, :]) @ demand.weight
+    kept: Floats = (len(tokens) - np.searchsorted(tokens, ends - 1e-9)).astype(np.float64)
+    if demand.work.size:
+        finish = starts[:, None] + np.cumsum(demand.work) / sure[:, None]
+        kept += (finish <= demand.first) @ demand.weight
     score = kept + KEEP_UP * (upper <= demand.tpot) + GAIN * (alone.mean / mean + speed)
-    if burst <= demand.group:
+    if not can_burst:
         score[count + 3] = -np.inf
     if demand.starved:
         score[count + 2] = -np.inf
@@ -132,12 +158,12 @@ def choose(snapshot: Snapshot, splits: tuple[Split, ...], options: Options, dema
     return Choice(kind, split, float(speed[best]), chunk, burst, int(kept[best]), asked, drain)
 
 
-def _column(best: int, splits: tuple[Split, ...], units: int, chunks: Floats) -> tuple[Kind, Split, int]:
+def _column(best: int, splits: tuple[Split, ...], units: int, chunks: list[int]) -> tuple[Kind, Split, int]:
     count = len(splits)
     if best < count:
         return Kind.SPLIT, splits[best], 0
     if best < count + 2:
-        return Kind.HYBRID, Split(0, units), int(chunks[best - count])
+        return Kind.HYBRID, Split(0, units), chunks[best - count]
     return (Kind.DECODE, Split(0, units), 0) if best == count + 2 else (Kind.PREFILL, Split(units, 0), 0)
 
 

@@ -31,11 +31,9 @@ class Fit:
     short: bool
 
 
-def first_token(snapshot: Snapshot, rows: Rows) -> Counts:
-    """First token position that each row still has to compute (waiting rows start behind their prefix hit)."""
-    table = snapshot.table
-    start = np.maximum(table.computed[rows], table.cached[rows] * (table.state[rows] == State.WAITING))
-    first: Counts = np.minimum(start, table.known[rows] - 1)
+def first_token(snapshot: Snapshot, waiting: Rows) -> Counts:
+    """First token position that waiting rows have to compute: behind the prefix hit, but never past the last token."""
+    first: Counts = np.minimum(snapshot.table.cached[waiting], snapshot.table.known[waiting] - 1)
     return first
 
 

@@ -36,5 +36,5 @@ def token_deadlines(table: RequestTable, rows: Rows, start: float, fastest: floa
     effort = table.best_effort[rows]
     if effort.any():
         due = np.where(effort, previous + _BEST_EFFORT_GAPS * itl, due)
-    deadlines: NDArray[np.float64] = np.maximum(due, start + 1.15 * fastest)
+    deadlines: NDArray[np.float64] = np.fmax(due, start + 1.15 * fastest)
     return deadlines

@@ -71,12 +71,13 @@ def pack(snapshot: Snapshot, backlog: Backlog, room: Room, limit: int, enough: f
     blocks, fresh, rows, left = room.blocks, room.fresh, room.rows, limit
     pieces: list[Piece] = []
     chunks: list[tuple[int, int]] = []
-    for place, row in enumerate(backlog.rows[: limit + 1].tolist()):
-        if left <= 0 or limit - left >= enough:
+    for place, row in enumerate(backlog.rows.tolist()):
+        if left <= 0 or limit - left >= enough or (closed and not begun):
             break
         start, tokens = int(backlog.starts[place]), int(backlog.tokens[place])
         length = min(tokens, left)
         if row in begun:
+            begun.remove(row)
             owned = int(table.blocks[row])
             length = min(length, (owned + blocks) * size - start)
             if length <= 0:

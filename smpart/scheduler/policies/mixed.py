@@ -44,7 +44,8 @@ class Mixed:
         pieces = self._batch(snapshot)
         if pieces:
             tokens = sum(piece.length for piece in pieces)
-            start = StartPrefill(tuple(pieces)) if snapshot.prefill_lane.room else None
+            may = snapshot.prefill_lane.room and len(snapshot.forwards) < snapshot.max_paused
+            start = StartPrefill(tuple(pieces)) if may else None
             return Plan(Split(snapshot.units, 0), start, reason=f"prefill {len(pieces)} prompts, {tokens} tokens")
         if not snapshot.running.size and (snapshot.forwards or snapshot.prefilling.size):
             head = int(snapshot.prefilling[0]) if snapshot.prefilling.size else -1

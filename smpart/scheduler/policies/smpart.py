@@ -14,6 +14,7 @@ cannot be in time any more go behind those that can; ``smpart:refuse`` refuses t
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from smpart.errors import UsageError
 from smpart.partition import Shape, Split
 from smpart.scheduler import memory
 from smpart.scheduler.backlog import Backlog, Turns, backlog
-from smpart.scheduler.choice import Choice, Demand, Kind, choose
+from smpart.scheduler.choice import Choice, Demand, Kind, Sides, choose
 from smpart.scheduler.costs import Costs
 from smpart.scheduler.memory import Fit
 from smpart.scheduler.pace import token_deadlines
@@ -38,6 +39,9 @@ LEAST_GROUP_S = 2e-3
 """...but need not be shorter than this."""
 WIDEN = 1.02
 """A lone decode gets all units if they speed it up by more than this."""
+
+_COUNTED = 32
+"""Prefills whose deadlines are counted."""
 
 
 @register("smpart")
@@ -57,7 +61,7 @@ class Smpart:
         self._active: dict[int, float] = {}
         self._fed = -math.inf
         self._all: tuple[Split, ...] = ()
-        self._proper: tuple[Split, ...] = ()
+        self._sides = Sides((), np.zeros(4), np.zeros(4))
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """The next plan."""
@@ -66,18 +70,20 @@ class Smpart:
         speed = max(0.2, self._last.speed)
         longest = self._group * snapshot.layers
         line = backlog(snapshot, self._costs, self._turns, self._ahead(snapshot), speed, longest)
+        refuse = self._refuse(snapshot, line)
+        if refuse:
+            line = line.without([row for row, _ in refuse])
         space = room(snapshot, fit, self._most_rows(snapshot))
         limit = self._costs.tokens_in(longest * speed)
         head = pack(snapshot, line, space, limit, self._costs.saturation)
         self._note_progress(snapshot, bool(head.pieces))
         rows = fit.rows
         if not rows.size:
-            return self._prefill_alone(snapshot, fit, line, head)
+            return replace(self._prefill_alone(snapshot, fit, line, head), refuse=refuse)
         if not head.pieces and not snapshot.forwards:
-            return self._decode_alone(snapshot, fit, head)
+            return replace(self._decode_alone(snapshot, fit, head), refuse=refuse)
         choice = self._choose(snapshot, rows, line, head)
         self._last = choice
-        refuse = self._refuse(snapshot, line)
         if choice.kind is Kind.HYBRID:
             head = pack(snapshot, line, space, choice.chunk, math.inf)
         reason = self._reason(choice, rows.size, line, snapshot)
@@ -99,8 +105,7 @@ class Smpart:
         whole = Split(snapshot.units, 0)
         self._last = Choice(Kind.PREFILL, whole, 1.0)
         prefill = self._prefill(snapshot, line, head, snapshot.units, self._group, False)
-        refuse = self._refuse(snapshot, line)
-        return Plan(whole, prefill, preempt=preempt, refuse=refuse, reason="nothing to decode: prefill has the device")
+        return Plan(whole, prefill, preempt=preempt, reason="nothing to decode: prefill has the device")
 
     def _decode_alone(self, snapshot: Snapshot, fit: Fit, head: Pack) -> Plan:
         """No prefill to launch: decode has the device, unless the units would not speed it up."""
@@ -121,26 +126,31 @@ class Smpart:
         table = snapshot.table
         if snapshot.splits is not self._all:
             self._all = snapshot.splits
-            self._proper = tuple(split for split in snapshot.splits if not split.exclusive)
+            self._sides = Sides.of(snapshot.splits)
         batch, context = len(rows), int(table.computed[rows].sum()) + len(rows)
         shape = head.shape if head.pieces else snapshot.forwards[-1].shape
-        options = self._costs.options(snapshot.predictor, batch, context, shape, self._proper, snapshot.units)
+        options = self._costs.options(snapshot.predictor, batch, context, shape, self._sides.splits, snapshot.units)
         begin = max(snapshot.now, snapshot.decode_lane.busy_until)
         due = token_deadlines(table, rows, begin, options.alone.upper)
         due.sort()
-        started = [(self._left(snapshot, f), self._due(snapshot, f), len(f.rows)) for f in snapshot.forwards]
-        count = max(len(head.pieces), min(line.saved, 64))
+        count = min(len(line.rows), max(len(head.pieces), min(line.saved, _COUNTED)))
+        work, first, weight = line.work[:count], line.deadlines[:count], np.ones(count)
+        if snapshot.forwards:
+            started = [(self._left(snapshot, f), self._due(snapshot, f), len(f.rows)) for f in snapshot.forwards]
+            ahead = np.array(started)
+            work, first = np.concatenate((ahead[:, 0], work)), np.concatenate((ahead[:, 1], first))
+            weight = np.concatenate((ahead[:, 2], weight))
         demand = Demand(
             due,
             float(table.tpot[rows].min()),
-            np.concatenate(([s[0] for s in started], line.work[:count])),
-            np.concatenate(([s[1] for s in started], line.deadlines[:count])),
-            np.concatenate(([s[2] for s in started], np.ones(count))),
+            work,
+            first,
+            weight,
             options.prefill / max(1, shape.prefill_tokens),
             options.prefill / snapshot.layers,
             snapshot.now - self._fed > STARVE * self._ttft,
         )
-        return choose(snapshot, self._proper, options, demand, self._last)
+        return choose(snapshot, self._sides, options, demand, self._last)
 
     def _prefill(
         self, snapshot: Snapshot, line: Backlog, head: Pack, units: int, bound: float, drain: bool
@@ -164,7 +174,7 @@ class Smpart:
         costs the paused one nothing. Nobody passes a forward that passed another, nor one that waited too long."""
         if len(paused) > 1 or not line.saved or self._overdue(snapshot, paused):
             return False
-        work = float(self._costs.work(np.array([head.shape.prefill_tokens]))[0])
+        work = self._costs.work_of(head.shape.prefill_tokens)
         left = self._left(snapshot, paused[0])
         slack = self._due(snapshot, paused[0]) - snapshot.now - left / max(0.2, self._last.speed)
         return work <= 0.5 * left and (slack < 0 or work / max(0.2, self._last.speed) <= 0.5 * slack)
@@ -181,7 +191,7 @@ class Smpart:
 
     def _left(self, snapshot: Snapshot, forward: ForwardView) -> float:
         """Seconds of work left in a forward, on the whole device, alone."""
-        whole = float(self._costs.work(np.array([forward.shape.prefill_tokens]))[0])
+        whole = self._costs.work_of(forward.shape.prefill_tokens)
         return whole * (forward.layers_left + 0.5 * bool(forward.inflight)) / snapshot.layers
 
     def _due(self, snapshot: Snapshot, forward: ForwardView) -> float:
@@ -206,7 +216,12 @@ class Smpart:
             there = {forward.id for forward in snapshot.forwards}
             self._active = {number: since for number, since in self._active.items() if number in there}
         idle = not waits and not snapshot.forwards
-        if idle or snapshot.prefill_lane.inflight or snapshot.decode_lane.shape.prefill_tokens:
+        if (
+            self._fed == -math.inf
+            or idle
+            or snapshot.prefill_lane.inflight
+            or snapshot.decode_lane.shape.prefill_tokens
+        ):
             self._fed = now
 
     def _most_rows(self, snapshot: Snapshot) -> int:

@@ -1,0 +1,136 @@
+"""Every policy under random load on the engine double, which fails on any breach of the contract."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from smpart.partition import Shape
+from smpart.predictor import OnlinePredictor
+from smpart.scheduler import SLO, make_policy
+from tests.scheduler.double import Ask, Double, Oracle, cpu_cost, goodput, gpu_cost
+from tests.scheduler.still import begun, crowd, decoding, still, waiting
+
+POLICIES = ["chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse"]
+
+
+class Flat:
+    """A prior that is wrong about everything."""
+
+    def seconds(self, shape: Shape, units: int) -> float:
+        return 1.0 + 0.01 * shape.tokens
+
+    def contention(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
+        return 1.0
+
+
+asks = st.lists(
+    st.builds(
+        Ask,
+        arrival=st.floats(0, 20),
+        prompt=st.integers(1, 180),
+        outputs=st.integers(1, 24),
+        max_tokens=st.just(24),
+        slo=st.sampled_from([SLO(500, 150), SLO(3000, 400), SLO(20_000, 2000)]),
+        best_effort=st.booleans(),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    asks=asks,
+    blocks=st.sampled_from([13, 16, 30, 4096]),
+    slots=st.sampled_from([1, 3, 64]),
+    lead=st.sampled_from([0.0, 0.02, 1e9]),
+    paused=st.sampled_from([1, 4]),
+    learns=st.booleans(),
+)
+def test_every_request_ends_and_no_rule_is_broken(name, asks, blocks, slots, lead, paused, learns) -> None:
+    predictor = OnlinePredictor(Flat()) if learns else Oracle(cpu_cost)
+    double = Double(
+        make_policy(name, slo=SLO(3000, 400)), asks, predictor=predictor, blocks=blocks, slots=slots, lead=lead,
+        max_paused=paused, layers=6,
+    )  # fmt: skip
+    for told in double.run():
+        assert told.refused or len(told.times) == told.ask.outputs
+        assert not told.refused or name == "smpart:refuse"
+
+
+@pytest.mark.parametrize("name", ["chunked", "mixed", "static:96/36", "smpart"])
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_moment_makes_a_policy_raise(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = [
+        decoding(int(rng.integers(2, 400)), outputs=int(rng.integers(1, 9)), ahead=int(rng.integers(0, 2)),
+                 flying=int(rng.integers(0, 2)), blocks=int(rng.integers(25, 40)), best_effort=bool(rng.integers(2)),
+                 first_token=rng.choice([np.nan, 0.5]), last_token=rng.choice([np.nan, 0.7]))
+        for _ in range(rng.integers(0, 20))
+    ]  # fmt: skip
+    rows += [begun(200, int(rng.integers(1, 199))) for _ in range(rng.integers(0, 3))]
+    rows += [waiting(int(n), cached=int(rng.integers(0, n))) for n in rng.integers(1, 5000, rng.integers(0, 9))]
+    plan = make_policy(name).plan(
+        still(rows, free_blocks=int(rng.integers(0, 300)), free_slots=int(rng.integers(0, 5)))
+    )
+    assert plan.split.total == 132
+
+
+def test_a_stream_of_short_questions_does_not_keep_a_document_out_for_ever() -> None:
+    slo = SLO(500, 60)
+    questions = [Ask(0.04 * i, 700, 4, slo=slo) for i in range(500)]
+    double = Double(
+        make_policy("smpart", slo=slo), [Ask(0.1, 60_000, 4, slo=slo), *questions], cost=gpu_cost, units=132, step=12,
+        blocks=30_000, layers=32, check=False,
+    )  # fmt: skip
+    told = double.run()
+    document = next(t for t in told if t.ask.prompt == 60_000)
+    alone = gpu_cost(Shape.prefill([(60_000, 0)]), 132, Shape())
+    assert document.times[0] - 0.1 < 12 * alone
+    assert double.longest_pause < 4 * slo.ttft_ms / 1e3
+    assert goodput([t for t in told if t is not document]) > 0.9
+
+
+def test_a_question_does_not_wait_behind_a_document() -> None:
+    slo = SLO(500, 60)
+    double = Double(
+        make_policy("smpart", slo=slo), [Ask(0.0, 100_000, 4, slo=slo), Ask(0.5, 600, 8, slo=slo)], cost=gpu_cost,
+        units=132, step=12, blocks=30_000, layers=32,
+    )  # fmt: skip
+    document, question = double.run()
+    assert question.good
+    assert question.times[-1] < document.times[0]
+
+
+def test_overload_saves_whom_it_can() -> None:
+    """Twice of what the device can prefill: first come, first served would save nobody after the first seconds."""
+    slo = SLO(500, 60)
+    rng = np.random.default_rng(0)
+    asks = [Ask(0.05 * i, int(rng.integers(1000, 5000)), 4, slo=slo) for i in range(300)]
+    kinds = {"cost": gpu_cost, "units": 132, "step": 12, "blocks": 30_000, "layers": 32, "check": False}
+    ours = goodput(Double(make_policy("smpart", slo=slo), asks, **kinds).run())
+    theirs = goodput(Double(make_policy("chunked", slo=slo), asks, **kinds).run())
+    assert ours > 0.35
+    assert ours > 2 * theirs
+
+
+def test_best_effort_yields_to_interactive() -> None:
+    slo = SLO(1000, 60)
+    asks = [Ask(0.0, 8000, 4, slo=slo, best_effort=True) for _ in range(10)] + [Ask(0.3, 600, 8, slo=slo)]
+    double = Double(make_policy("smpart", slo=slo), asks, cost=gpu_cost, units=132, step=12, blocks=30_000, layers=32)
+    told = double.run()
+    assert told[-1].good
+    assert sum(t.times[0] < told[-1].times[0] for t in told[:-1]) < 8
+
+
+@pytest.mark.parametrize("running", [256])
+def test_the_cost_of_a_decision(benchmark, running: int) -> None:
+    policy = make_policy("smpart")
+    snapshot = still(crowd(running, 64), free_blocks=200_000, free_slots=64)
+    plan = benchmark.pedantic(policy.plan, args=(snapshot,), rounds=300, warmup_rounds=5)
+    assert plan.step is not None

@@ -1,0 +1,130 @@
+"""Rules of the baselines, pinned to worked examples from their papers and code (vLLM V1, SGLang, pegainfer, pdmux)."""
+
+from __future__ import annotations
+
+import pytest
+
+from smpart.errors import UsageError
+from smpart.partition import Split
+from smpart.scheduler import SLO, make_policy, policy_names
+from smpart.scheduler.plan import Piece, StartPrefill
+from tests.scheduler.double import Oracle, cpu_cost
+from tests.scheduler.still import begun, decoding, still, waiting
+
+
+def test_chunked_gives_what_is_left_of_the_budget_to_the_partial_prompt_and_the_next() -> None:
+    policy = make_policy("chunked:2048")
+    rows = [decoding(100)] * 100
+    plan = policy.plan(still([*rows, begun(2000, 500), waiting(1000)]))
+    assert len(plan.step.rows) == 100
+    assert [piece.length for piece in plan.step.pieces] == [1500, 448]
+    plan = policy.plan(still([*rows, decoding(2001), begun(1000, 448)]))
+    assert len(plan.step.rows) == 101
+    assert [piece.length for piece in plan.step.pieces] == [552]
+
+
+def test_chunked_preempts_the_tail_even_if_that_is_the_row_itself_and_admits_nobody() -> None:
+    rows = [decoding(17, blocks=1), decoding(33, blocks=2), decoding(49, blocks=3), waiting(8)]
+    plan = make_policy("chunked").plan(still(rows, free_blocks=2))
+    assert len(plan.step.rows) == 2
+    assert len(plan.preempt) == 1
+    assert plan.preempt[0] not in plan.step.rows
+    assert not plan.step.pieces
+
+
+def test_chunked_reads_a_prefix_hit_as_computed_but_always_computes_the_last_token() -> None:
+    plan = make_policy("chunked").plan(still([waiting(64, cached=48), waiting(64, cached=64)]))
+    assert [piece.length for piece in plan.step.pieces] == [16, 1]
+
+
+@pytest.mark.parametrize(("ratio", "admitted"), [(0.7, False), (0.5, True)])
+def test_mixed_sets_memory_aside_for_the_answers_of_running_requests(ratio: float, admitted: bool) -> None:
+    policy = make_policy("mixed")
+    policy.ratio = ratio
+    rows = [decoding(11, max_tokens=101, blocks=2) for _ in range(8)]
+    plan = policy.plan(still([*rows, waiting(4000, max_tokens=500)], free_blocks=500, block_tokens=10))
+    assert (plan.prefill is not None) == admitted
+    assert (plan.step is None) == admitted
+    assert plan.split == (Split(132, 0) if admitted else Split(0, 132))
+
+
+def test_mixed_lowers_its_ratio_by_steps_that_really_ran() -> None:
+    policy = make_policy("mixed")
+    snapshot = still([decoding(11, blocks=4)])
+    policy.plan(snapshot)
+    policy.plan(snapshot)
+    assert policy.ratio == 0.7
+    for _ in range(600):
+        policy.plan(snapshot)
+        snapshot.table.computed[snapshot.running] += 1
+        snapshot.table.blocks[snapshot.running] += 1
+    policy.plan(snapshot)
+    assert policy.ratio == pytest.approx(0.098)
+
+
+def test_mixed_retracts_who_said_least_until_each_survivor_has_twenty_tokens() -> None:
+    rows = [
+        decoding(161, outputs=10, blocks=10, prompt=151), decoding(161, outputs=2, blocks=10, prompt=159),
+        decoding(161, outputs=2, blocks=10, prompt=140), decoding(161, outputs=30, blocks=10, prompt=131),
+    ]  # fmt: skip
+    policy = make_policy("mixed")
+    plan = policy.plan(still(rows, free_blocks=0))
+    assert len(plan.preempt) == 1
+    assert plan.step is not None
+    assert len(plan.step.rows) == 3
+    snapshot = still(rows, free_blocks=0)
+    assert snapshot.table.prompt[plan.preempt[0]] == 159
+    assert policy.ratio == pytest.approx((10 + 2 + 30 + 3 * 20) / 300)
+
+
+def test_static_splits_only_while_both_phases_have_work() -> None:
+    policy = make_policy("static:96/36")
+    both = policy.plan(still([decoding(100), waiting(8192), waiting(10)]))
+    assert both.split == Split(96, 36)
+    assert both.step.rows
+    assert isinstance(both.prefill, StartPrefill)
+    assert [piece.length for piece in both.prefill.pieces] == [8192]
+    assert both.prefill.layers == 8  # pdmux: 65,536 // 8,192
+    assert policy.plan(still([decoding(100)])).split == Split(0, 132)
+    assert policy.plan(still([waiting(100)])).split == Split(132, 0)
+
+
+def test_a_policy_is_found_by_name_and_a_bad_one_is_refused_in_one_line() -> None:
+    assert {"chunked", "mixed", "smpart", "static"} <= set(policy_names())
+    for bad in ("nonsense", "", "chunked:0", "chunked:x", "static", "static:0/2", "static:a", "mixed:-1", "smpart:x"):
+        with pytest.raises(UsageError) as caught:
+            make_policy(bad)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="chunked, mixed, "):
+        make_policy("nonsense")
+    with pytest.raises(UsageError, match="1/1"):
+        make_policy("static:3/1", splits=(Split(0, 2), Split(1, 1), Split(2, 0)))
+
+
+def test_smpart_lets_a_lone_phase_have_the_device() -> None:
+    policy = make_policy("smpart")
+    assert policy.plan(still([decoding(100)])).split == Split(0, 132)
+    plan = policy.plan(still([waiting(100)]))
+    assert plan.split == Split(132, 0)
+    assert plan.prefill.pieces == (Piece(0, 100),)
+
+
+def test_smpart_splits_when_a_hybrid_step_would_break_the_pace_and_says_why() -> None:
+    slo = SLO(3000, 300)
+    rows = [decoding(100, tpot=0.3, itl=0.6, first_token=1.0, last_token=1.0) for _ in range(8)]
+    queue = [waiting(400, ttft_deadline=4.0)]
+    kinds = {"units": 2, "step": 1, "layers": 30, "predictor": Oracle(cpu_cost)}
+    plan = make_policy("smpart", slo=slo).plan(still(rows + queue, **kinds))
+    assert plan.split == Split(1, 1)
+    assert plan.step.rows
+    assert plan.prefill.pieces == (Piece(8, 400),)
+    assert "9/9 in time" in plan.reason
+
+
+def test_smpart_takes_the_hybrid_step_when_the_split_would_be_late_with_the_prompt() -> None:
+    rows = [decoding(100, tpot=1.5, itl=3.0, first_token=1.0, last_token=1.0) for _ in range(8)]
+    queue = [waiting(600, ttft_deadline=3.1)]
+    kinds = {"units": 2, "step": 1, "layers": 30, "predictor": Oracle(cpu_cost)}
+    plan = make_policy("smpart", slo=SLO(3000, 1500)).plan(still(rows + queue, **kinds))
+    assert plan.split.exclusive
+    assert "9/9 in time" in plan.reason
