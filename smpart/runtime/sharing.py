@@ -25,7 +25,8 @@ from smpart.errors import UnsupportedModel
 from smpart.runtime.segments import SharedSegment
 
 _ALIGN = 64
-_OBSERVERS = frozenset({"transformers.utils.output_capturing"})
+_OBSERVERS = "transformers.utils.output_capturing"
+_OBSERVED = "_output_capturing_hooks_installed"
 
 
 class SharedModel:
@@ -94,8 +95,9 @@ def share_weights(model: nn.Module) -> SharedModel:
     for span, offset in zip(spans, offsets, strict=True):
         memory[offset : offset + span.stop - span.start] = span.bytes()
         for tensor, start in span.tensors:
-            view = _view(memory, offset + start - span.start, tensor.dtype, tensor.shape, tensor.stride())
-            tensor.data = view
+            with torch.inference_mode(tensor.is_inference()):  # one made there takes only one made there
+                place = offset + start - span.start
+                tensor.data = _view(memory, place, tensor.dtype, tensor.shape, tensor.stride())
         span.tensors.clear()
     shared = _shared[model] = SharedModel(model, segment)
     return shared
@@ -219,14 +221,13 @@ def _without_observers(reduced: Any) -> Any:
         if name.endswith("_hooks") and isinstance(value, dict)
         else value
         for name, value in reduced[2].items()
+        if name != _OBSERVED
     }
-    if state != reduced[2]:
-        state.pop("_output_capturing_hooks_installed", None)
     return (*reduced[:2], state, *reduced[3:])
 
 
 def _observes(hook: Any) -> bool:
-    return getattr(hook, "__module__", None) in _OBSERVERS
+    return getattr(hook, "__module__", None) == _OBSERVERS
 
 
 class _Unpickler(pickle.Unpickler):

@@ -314,6 +314,7 @@ def said(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [psutil.Process(int(pid)) for pid in line.split()[2:]]
 
 
+@pytest.mark.slow
 def test_a_script_without_main_guard_works_and_leaves_nothing(tmp_path):
     with script(tmp_path, "") as process:
         family = said(process)

@@ -45,9 +45,7 @@ def test_one_zygote_for_all_and_it_stays():
 
 
 def test_it_forks_with_one_thread_and_torch_imported():
-    modules, threads = reported("state").split("|")
-    assert {"torch", "transformers"} <= set(modules.split())
-    assert threads == "1"
+    assert reported("state") == "True, True, 1"
     assert len(list(Path(f"/proc/{Zygote.shared().pid}/task").iterdir())) == 1
 
 
