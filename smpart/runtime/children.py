@@ -71,8 +71,9 @@ class Child:
     def join(self, timeout: float | None) -> int | None:
         """Wait for the end; the exit code (negative: the signal), or None if it still runs after `timeout` seconds."""
         if self.exit_code is None:
-            ready, _, _ = select.select([self._status], [], [], timeout)
-            if ready:
+            poller = select.poll()
+            poller.register(self._status, select.POLLIN)
+            if poller.poll(None if timeout is None else timeout * 1e3):
                 data = self._status.recv(16)
                 self.exit_code = (
                     int(data) if data else -signal.SIGKILL

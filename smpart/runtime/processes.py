@@ -99,7 +99,11 @@ class ProcessLanes:
     def launch(self, work: Work) -> None:
         """Queue one work; never blocks. Raises `UsageError` (see `Inflight.add`) or, after `close`, `EngineClosed`."""
         self._inflight.add(work)
-        self._lanes[work.side].launch(work, self._placement.cpus(work.side, work.split))
+        try:
+            self._lanes[work.side].launch(work, self._placement.cpus(work.side, work.split))
+        except BaseException:  # a payload that cannot be pickled
+            self._inflight.remove(work)
+            raise
 
     def wait(self, until: float | None) -> list[Completion]:
         """Block until a completion, a `wake`, or the clock reaches `until` (None: no limit); all completions so far.

@@ -122,6 +122,13 @@ def test_large_payloads_and_results(lanes):
     assert ask(lanes, Side.DECODE, "echo", large) == ("decode", large)
 
 
+def test_a_payload_that_cannot_be_sent_was_not_launched(lanes):
+    for _ in range(3):
+        with pytest.raises(Exception, match="lambda"):
+            lanes.launch(work(0, Side.DECODE, exclusive(lanes, Side.DECODE), lambda: None))
+    assert ask(lanes, Side.DECODE, "echo") == ("decode", None)
+
+
 def test_a_result_that_cannot_be_sent_fails_its_work_only(lanes):
     lanes.launch(work(1, Side.DECODE, exclusive(lanes, Side.DECODE), ("unpicklable", None)))
     (completion,) = collect(lanes, 1)

@@ -20,6 +20,7 @@ from smpart.runtime.adapter import ModelAdapter
 from smpart.runtime.batch import Batch, Chunk, Sampler, Segment
 from smpart.runtime.board import Board
 from smpart.runtime.model_worker import MODEL_BODY, ModelArgs
+from smpart.runtime.models import load_model
 from smpart.runtime.processes import ProcessLanes
 from smpart.runtime.sampling import SamplingParams
 from smpart.runtime.segments import SharedSegment
@@ -319,5 +320,22 @@ def test_workers_have_no_weights_of_their_own():
             served.run(side, Batch(NO_ROWS, NO_ROWS, (Chunk(0, 0, 11, True),)), greedy)
         own = [psutil.Process(served.lanes.pid(side)).memory_full_info().uss for side in Side]
         assert max(own) <= 40 << 20
+    finally:
+        served.lanes.close()
+
+
+@pytest.mark.slow
+@pytest.mark.smollm2
+def test_workers_of_a_real_model_take_little_memory_of_their_own():
+    model, _ = load_model("smollm2")
+    served = Served(model, blocks=20, max_len=320)
+    try:
+        served.board.write_tokens(0, [1 + i for i in range(256)])
+        served.board.append_blocks(0, 0, range(20))
+        greedy = {0: Sampler(SamplingParams(), 256, 0)}
+        served.run(Side.PREFILL, Batch(NO_ROWS, NO_ROWS, (Chunk(0, 0, 256, True),)), greedy)
+        served.run(Side.DECODE, Batch(np.array([0], np.int32), np.array([256], np.int32)), greedy)
+        own = {side: psutil.Process(served.lanes.pid(side)).memory_full_info().uss >> 20 for side in Side}
+        assert own[Side.DECODE] <= 40, own
     finally:
         served.lanes.close()
