@@ -7,7 +7,7 @@ from smpart.engine.ghost import GhostBoard, GhostBody
 from smpart.kvcache import KVConfig, KVLayout, pool_blocks
 from smpart.partition.sim import Sim, SimLanes
 from smpart.predictor import OnlinePredictor, RooflinePrior
-from smpart.runtime.models import shape_of
+from smpart.runtime.models import load_config_shape
 from smpart.sim import MODELS, RooflineCost
 
 _LONGEST = 131_072
@@ -19,7 +19,7 @@ def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str) -> Deploy
     Raises:
         UsageError: an unknown model, or one that does not fit into the GPU's memory.
     """
-    shape = MODELS.get(model) or shape_of(model, dtype)
+    shape = MODELS.get(model) or load_config_shape(model, dtype=dtype)
     device = backend.device()
     max_len = kv.max_len or _LONGEST
     layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, dtype, kv.block_tokens)
