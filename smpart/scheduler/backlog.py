@@ -23,7 +23,7 @@ Bools = NDArray[np.bool_]
 
 AGE = 2.0
 SHARE = 4
-_WEIGHED = 32
+_WEIGHED = 16
 """Rows, by earliest deadline, of which the best subset to save is sought; those behind them keep their order."""
 
 
@@ -113,12 +113,13 @@ def _groups(again: Bools, late: Bools, effort: Bools, deadlines: Floats) -> tupl
     arrival order otherwise.
     """
     if effort.any():
-        parts = [np.flatnonzero(again & ~effort), np.flatnonzero(~(again | late | effort))]
-        parts += [np.flatnonzero(late & ~(again | effort)), np.flatnonzero(effort)]
+        masks = [again & ~effort, ~(again | late | effort), late & ~(again | effort), effort]
     else:
-        parts = [np.flatnonzero(again), np.flatnonzero(~(again | late)), np.flatnonzero(late & ~again)]
+        masks = [again, ~(again | late), late & ~again]
+    parts = [mask.nonzero()[0] for mask in masks]
     first, hopeful = len(parts[0]), parts[1]
-    parts[1] = hopeful[np.argsort(deadlines[hopeful], kind="stable")]
+    if len(hopeful) > 1:
+        parts[1] = hopeful[deadlines[hopeful].argsort(kind="stable")]
     return np.concatenate(parts), first, first + len(hopeful)
 
 
@@ -130,8 +131,8 @@ def _save(
     line = order[:weighed]
     seconds = work[line] / speed
     due = deadlines[line]
-    ends = start + np.cumsum(seconds)
-    if bool((ends > due)[first:].any()):
+    ends = start + seconds.cumsum()
+    if (ends > due)[first:].any():
         begin = float(ends[first - 1]) if first else start
         kept, lost = _fewest_late(seconds[first:].tolist(), due[first:].tolist(), begin)
         line = np.concatenate((line[:first], line[first:][kept]))
@@ -142,7 +143,7 @@ def _save(
         slack = float(due[first] - start - seconds[: first + 1].sum())
         behind = seconds[first + 1 :]
         quick = behind <= 0.25 * seconds[first]
-        quick &= np.cumsum(behind * quick) <= 0.5 * slack
+        quick &= (behind * quick).cumsum() <= 0.5 * slack
         if quick.any():
             rest = line[first + 1 :]
             order = np.concatenate(
@@ -181,7 +182,7 @@ def _aged(
     aged = late[now - arrivals > AGE * (table.ttft_deadline[behind] - arrivals)]
     if not aged.size:
         return order, saved
-    oldest = int(aged[np.argmin(table.seq[rows[aged]])])
+    oldest = int(aged[table.seq[rows[aged]].argmin()])
     turns.give(int(table.seq[rows[oldest]]), int(starts[oldest]), float(seconds[oldest]))
     rest = order[order != oldest]
     return np.concatenate((np.array([oldest], dtype=rest.dtype), rest)), saved + 1

@@ -136,9 +136,9 @@ def choose(snapshot: Snapshot, sides: Sides, options: Options, demand: Demand, l
     ends = upper + np.where(sides.decode <= held.decode, begin, begin_whole)
     starts = np.where(sides.prefill <= held.prefill, begin_prefill, begin_whole)
 
-    kept: Floats = (len(tokens) - np.searchsorted(tokens, ends - 1e-9)).astype(np.float64)
+    kept: Floats = (len(tokens) - tokens.searchsorted(ends - 1e-9)).astype(np.float64)
     if demand.work.size:
-        finish = starts[:, None] + np.cumsum(demand.work) / sure[:, None]
+        finish = starts[:, None] + demand.work.cumsum() / sure[:, None]
         kept += (finish <= demand.first) @ demand.weight
     score = kept + KEEP_UP * (upper <= demand.tpot) + GAIN * (alone.mean / mean + speed)
     if not can_burst:
@@ -147,12 +147,12 @@ def choose(snapshot: Snapshot, sides: Sides, options: Options, demand: Demand, l
         score[count + 2] = -np.inf
     score[_place(last, splits)] += STAY
 
-    best = int(np.argmax(score))
+    best = int(score.argmax())
     drain = False
     if snapshot.forwards and count <= best < count + 2:
         drain = True
         score[count : count + 2] = -np.inf
-        best = int(np.argmax(score))
+        best = int(score.argmax())
     asked = len(demand.tokens) + int(demand.weight.sum())
     kind, split, chunk = _column(best, splits, units, chunks)
     return Choice(kind, split, float(speed[best]), chunk, burst, int(kept[best]), asked, drain)

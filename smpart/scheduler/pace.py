@@ -30,9 +30,11 @@ def token_deadlines(table: RequestTable, rows: Rows, start: float, fastest: floa
     ahead, tpot, itl = table.ahead[rows], table.tpot[rows], table.itl[rows]
     previous = np.where(ahead > 0, start, table.last_token[rows])
     pace = table.first_token[rows] + (table.outputs[rows] + ahead) * (tpot * _AIM)
-    owed = previous + np.where(tpot < fastest, 2.0 * fastest, _CATCH_UP * tpot)
-    latest = previous + itl
-    due = np.minimum(np.fmax(pace, owed), np.maximum(latest, owed))
+    gaps = _CATCH_UP * tpot
+    if tpot.min() < fastest:
+        gaps[tpot < fastest] = 2.0 * fastest
+    owed = previous + gaps
+    due = np.minimum(np.fmax(pace, owed), np.maximum(previous + itl, owed))
     effort = table.best_effort[rows]
     if effort.any():
         due = np.where(effort, previous + _BEST_EFFORT_GAPS * itl, due)

@@ -83,7 +83,7 @@ def test_no_moment_makes_a_policy_raise(name: str, seed: int) -> None:
 
 def test_a_stream_of_short_questions_does_not_keep_a_document_out_for_ever() -> None:
     slo = SLO(500, 60)
-    questions = [Ask(0.04 * i, 700, 4, slo=slo) for i in range(500)]
+    questions = [Ask(0.04 * i, 700, 4, slo=slo) for i in range(250)]
     double = Double(
         make_policy("smpart", slo=slo), [Ask(0.1, 60_000, 4, slo=slo), *questions], cost=gpu_cost, units=132, step=12,
         blocks=30_000, layers=32, check=False,
@@ -111,7 +111,7 @@ def test_overload_saves_whom_it_can() -> None:
     """Twice of what the device can prefill: first come, first served would save nobody after the first seconds."""
     slo = SLO(500, 60)
     rng = np.random.default_rng(0)
-    asks = [Ask(0.05 * i, int(rng.integers(1000, 5000)), 4, slo=slo) for i in range(300)]
+    asks = [Ask(0.05 * i, int(rng.integers(1000, 5000)), 4, slo=slo) for i in range(160)]
     kinds = {"cost": gpu_cost, "units": 132, "step": 12, "blocks": 30_000, "layers": 32, "check": False}
     ours = goodput(Double(make_policy("smpart", slo=slo), asks, **kinds).run())
     theirs = goodput(Double(make_policy("chunked", slo=slo), asks, **kinds).run())

@@ -40,7 +40,7 @@ LEAST_GROUP_S = 2e-3
 WIDEN = 1.02
 """A lone decode gets all units if they speed it up by more than this."""
 
-_COUNTED = 32
+_COUNTED = 16
 """Prefills whose deadlines are counted."""
 
 
