@@ -87,15 +87,15 @@ class PagedCache:
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write new keys and values, each [1, kv_heads, tokens, head_dim], to their pages; return them as they are."""
-        memory, packing = self.memory[layer_idx], self.packing
-        for pages, new in zip(memory.flatten(1, 2), (key, value), strict=True):
-            rows = new[0].transpose(0, 1)
+        packing = self.packing
+        pages = self.memory[layer_idx].flatten(1, 2)
+        for rows, new in zip(pages.unbind(), (key, value), strict=True):
             if packing.run is not None:
-                pages[packing.run] = rows
+                rows[packing.run] = new[0].transpose(0, 1)
             else:
-                pages.index_copy_(0, packing.targets, rows)
-            if packing.fresh is not None:
-                pages.index_fill_(0, packing.fresh, 0)
+                rows.index_copy_(0, packing.targets, new[0].transpose(0, 1))
+        if packing.fresh is not None:
+            pages.index_fill_(1, packing.fresh, 0)
         self._pending = layer_idx
         self.order.append(layer_idx)
         return key, value
@@ -114,9 +114,8 @@ class PagedCache:
         if layer is None:
             raise UnsupportedModel("an attention layer stores no keys and values of its own (shared or uncached KV)")
         window = self.windows[layer] if self.windows is not None else self._learn(layer, mask)
-        keys, values = self.memory[layer]
-        pieces = self.packing.pieces(window)
-        outputs = [_attend(piece, query, key, value, keys, values, scale) for piece in pieces]
+        pages = self.memory[layer]
+        outputs = [_attend(piece, query, key, value, pages, scale) for piece in self.packing.pieces(window)]
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None]
 
     def _learn(self, layer: int, mask: Any) -> int | None:
@@ -126,25 +125,18 @@ class PagedCache:
         return self.learned[layer]
 
 
-def _attend(
-    piece: Piece, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, scale: float | None
-) -> Tensor:
+def _attend(piece: Piece, query: Tensor, key: Tensor, value: Tensor, pages: Tensor, scale: float | None) -> Tensor:
     """One piece's attention, [rows, heads, head_dim]: grouped heads share keys and values without a copy of them."""
-    rows = query[0, :, piece.rows]
-    kv_heads, head_dim = keys.shape[-2:]
     if piece.decode:
         # The heads of a group become the "queries" of their one shared KV head.
-        batch = rows.shape[1]
-        grouped = rows.transpose(0, 1).reshape(batch, kv_heads, -1, head_dim)
-        k, v = piece.read(keys).transpose(1, 2), piece.read(values).transpose(1, 2)
-        out = scaled_dot_product_attention(grouped, k, v, attn_mask=piece.mask, scale=scale)
-        return out.reshape(batch, -1, head_dim)
-    if piece.context == 0:
-        k, v = key[:, :, piece.rows], value[:, :, piece.rows]
-    else:
-        k, v = piece.read(keys).transpose(1, 2), piece.read(values).transpose(1, 2)
+        k, v = piece.read(pages)
+        rows = query.transpose(1, 2)[0, piece.rows]
+        grouped = rows.reshape(len(rows), k.shape[1], -1, k.shape[3])
+        return scaled_dot_product_attention(grouped, k, v, attn_mask=piece.mask, scale=scale).view(rows.shape)
+    rows = query[:, :, piece.rows]
+    k, v = piece.read(pages) if piece.context else (key[:, :, piece.rows], value[:, :, piece.rows])
     out = scaled_dot_product_attention(
-        rows[None], k, v, attn_mask=piece.mask, is_causal=piece.mask is None, scale=scale, enable_gqa=True
+        rows, k, v, attn_mask=piece.mask, is_causal=piece.mask is None, scale=scale, enable_gqa=True
     )
     return out[0].transpose(0, 1)
 

@@ -98,8 +98,8 @@ def max_positions(model: PreTrainedModel) -> int:
     for parameters in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         # These stretch positions by the longest sequence in the forward: a neighbour's length would change ours.
         if parameters.get("rope_type") in ("dynamic", "longrope"):
-            original = parameters.get("original_max_position_embeddings")
-            longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
+            for source in (parameters.get, vars(config).get):
+                longest = min(longest, source("original_max_position_embeddings") or longest)
     return longest
 
 

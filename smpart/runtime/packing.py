@@ -41,17 +41,22 @@ class Piece:
     length: int
     mask: Tensor | None
 
-    def read(self, pages: Tensor) -> Tensor:
-        """Keys or values of the piece, [sequences, length, kv_heads, head_dim], from [blocks, block_tokens, ...].
+    def read(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the piece, each [sequences, kv_heads, length, head_dim].
 
-        A view of the pages where a single sequence's blocks are consecutive.
+        Views of the pages where a single sequence's blocks are consecutive, else gathered.
+
+        Args:
+            pages: a layer's memory, [2, blocks, block_tokens, kv_heads, head_dim].
         """
+        _, blocks, size, heads, dim = pages.shape
         if self.blocks is None:
-            start = self.first * pages.shape[1] + self.offset
-            return pages.flatten(0, 1)[start : start + self.length][None]
-        sequences = self.rows.stop - self.rows.start if self.decode else 1
-        gathered = pages.index_select(0, self.blocks).view(sequences, -1, *pages.shape[2:])
-        return gathered[:, self.offset : self.offset + self.length]
+            both, start = pages.view(2, 1, blocks * size, heads, dim), self.first * size + self.offset
+        else:
+            sequences = self.rows.stop - self.rows.start if self.decode else 1
+            both, start = pages.index_select(1, self.blocks).view(2, sequences, -1, heads, dim), self.offset
+        keys, values = both.narrow(2, start, self.length).transpose(2, 3).unbind()
+        return keys, values
 
 
 class Packing:

@@ -137,9 +137,7 @@ def test_unusable_logits_fail_their_row_only(bad, temperature):
 def test_logprobs_are_of_the_models_own_distribution():
     scores = logits()
     params = SamplingParams(temperature=3.0, repetition_penalty=2.0, logprobs=3)
-    choice = choose(
-        scores, [Sampler(params, len(PROMPT), 1)], np.zeros(1, np.int32), np.array([7], np.int32), board()
-    )
+    choice = choose(scores, [Sampler(params, len(PROMPT), 1)], np.zeros(1, np.int32), np.array([7], np.int32), board())
     expected = scores[0].log_softmax(-1)
     assert choice.logprobs[0].token == pytest.approx(expected[choice.tokens[0]].item())
     values, tokens = expected.topk(3)
