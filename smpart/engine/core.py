@@ -7,9 +7,11 @@ only the lanes and their clock differ.
 from __future__ import annotations
 
 import itertools
+import math
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from smpart.engine.digest import Digest
 from smpart.engine.flight import Flight, Forward, LaneTrack, Part
@@ -21,7 +23,7 @@ from smpart.kvcache import BlockPool
 from smpart.partition import Lanes, Line, Shape, Side, Split, Work
 from smpart.predictor.estimate import Predictor
 from smpart.runtime.batch import Batch, Chunk, Sampler, Segment
-from smpart.runtime.board import Board
+from smpart.runtime.board import Noticeboard
 from smpart.runtime.sampling import SamplingParams
 from smpart.scheduler.plan import Piece, Plan, Policy, ResumePrefill, StartPrefill, Step
 from smpart.scheduler.snapshot import LaneView, Snapshot
@@ -30,13 +32,17 @@ from smpart.scheduler.table import RequestTable, State
 _ROUNDS = 4
 """Plans made for one event at most: each launches at most one work a lane."""
 
+_WAITING, _PREFILL, _RUNNING, _LEAVING = map(int, (State.WAITING, State.PREFILL, State.RUNNING, State.LEAVING))
+"""Plain numbers: looking a member up in its enumeration costs more than the comparison it is for."""
+
 
 class EngineCore:
     """Serves requests on a pair of lanes under a policy. Not thread-safe: one thread calls it.
 
     Args:
         lead_s: how long before a lane is predicted to run dry its next work may be planned and launched. Later is
-            better informed; earlier hides the way to the worker. `inf` launches one work ahead at once.
+            better informed; earlier hides the way to the worker. `inf` launches one work ahead at once, `-inf` only
+            when the lane is idle.
         layers: decoder layers of the model.
         max_paused: started and unfinished prefill forwards at once.
         eos: end-of-sequence token ids.
@@ -48,7 +54,7 @@ class EngineCore:
         policy: Policy,
         predictor: Predictor,
         pool: BlockPool,
-        board: Board,
+        board: Noticeboard,
         *,
         layers: int,
         lead_s: float,
@@ -128,7 +134,7 @@ class EngineCore:
         table.best_effort[row] = request.best_effort
         table.prompt[row] = table.known[row] = len(request.prompt)
         table.max_tokens[row] = request.params.max_tokens
-        table.state[row] = State.WAITING
+        table.state[row] = _WAITING
         self.requests[row] = request
         self._rows[request.id] = row
         self.residency.arrive(row, request)
@@ -154,12 +160,9 @@ class EngineCore:
         Waits for a completion, but at most until the clock reads `until` (None: as long as it takes), then plans
         and launches. Raises `SmpartError` if the policy leaves work lying with nothing to wait for.
         """
-        if not self._dirty:
-            completions = self.lanes.wait(self._wait_limit(until))
-        else:
-            completions = self.lanes.wait(self.now())
+        limit = self.now() if self._dirty else self._wait_limit(until)
         self._dirty = False
-        self._digest.take(completions)
+        self._digest.take(self.lanes.wait(limit))
         launched = self._decide()
         if not launched and until is None:
             self._refuse_to_stall()
@@ -169,7 +172,8 @@ class EngineCore:
     # ---- one decision
 
     def _decide(self) -> bool:
-        launched = False
+        """Plan, and plan again while the last plan freed something or left room behind its own launch."""
+        acted = False
         for _ in range(_ROUNDS):
             self._note_readiness()
             if not self.requests or not any(self._room(side) for side in Side):
@@ -177,25 +181,26 @@ class EngineCore:
             begun = perf_counter()
             plan = self.policy.plan(self._snapshot())
             self.log.decision_seconds.append(perf_counter() - begun)
-            if not self._apply(plan):
+            freed = self._make_way(plan)
+            launched = self._launch_all(plan)
+            acted |= freed or bool(launched)
+            if not (any(self._room(side) for side in launched) or (freed and not launched)):
                 break
-            launched = True
-        return launched
+        return acted
 
     def _snapshot(self) -> Snapshot:
         table = self.table
         state = table.state
-        running = np.flatnonzero((state == State.RUNNING) & (table.outputs + table.ahead < table.max_tokens))
-        prefilling = np.flatnonzero((state == State.PREFILL) & (table.forward < 0))
-        waiting = np.flatnonzero(state == State.WAITING)
-        waiting = waiting[np.argsort(table.seq[waiting], kind="stable")]
-        self.residency.refresh(waiting[:64].tolist())
+        running = self._in_order((state == _RUNNING) & (table.outputs + table.ahead < table.max_tokens))
+        prefilling = self._in_order((state == _PREFILL) & (table.forward < 0))
+        waiting = self._in_order(state == _WAITING)
+        self.residency.refresh(waiting)
         return Snapshot(
             now=self.now(),
             table=table,
             waiting=waiting,
-            prefilling=prefilling[np.argsort(table.seq[prefilling], kind="stable")],
-            running=running[np.argsort(table.seq[running], kind="stable")],
+            prefilling=prefilling,
+            running=running,
             forwards=tuple(f.view() for f in self.forwards.values()),
             prefill_lane=self._lane_view(Side.PREFILL),
             decode_lane=self._lane_view(Side.DECODE),
@@ -208,6 +213,11 @@ class EngineCore:
             max_paused=self._max_paused,
             predictor=self.predictor,
         )
+
+    def _in_order(self, chosen: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """Rows of a mask, in order of arrival."""
+        rows = chosen.nonzero()[0]
+        return rows[self.table.seq[rows].argsort()] if len(rows) > 1 else rows
 
     def _lane_view(self, side: Side) -> LaneView:
         flights = self.tracks[side].flights
@@ -223,7 +233,8 @@ class EngineCore:
             return 0
         return 1
 
-    def _apply(self, plan: Plan) -> bool:
+    def _make_way(self, plan: Plan) -> bool:
+        """Move the line and take away what the plan takes away; whether anything was freed."""
         self._valid_until = plan.valid_until
         if plan.split != self.line.target:
             self.line.target = plan.split
@@ -235,13 +246,19 @@ class EngineCore:
             self._abandon(self.forwards[forward])
         for row in plan.preempt:
             self._preempt(row)
-        changed = bool(plan.refuse or plan.preempt or plan.abandon)
-        changed |= plan.step is not None and self._launch_step(plan.step)
-        if isinstance(plan.prefill, StartPrefill):
-            changed |= self._start_prefill(plan.prefill)
-        elif isinstance(plan.prefill, ResumePrefill):
-            changed |= self._launch_group(self.forwards[plan.prefill.forward], plan.prefill.layers)
-        return changed
+        return bool(plan.refuse or plan.abandon or plan.preempt)
+
+    def _launch_all(self, plan: Plan) -> list[Side]:
+        """Launch what the plan launches; the sides it was launched on."""
+        launched = []
+        if plan.step is not None and self._launch_step(plan.step):
+            launched.append(Side.DECODE)
+        match plan.prefill:
+            case StartPrefill() as start if self._start_prefill(start):
+                launched.append(Side.PREFILL)
+            case ResumePrefill(number, layers) if self._launch_group(self.forwards[number], layers):
+                launched.append(Side.PREFILL)
+        return launched
 
     # ---- launching
 
@@ -266,7 +283,7 @@ class EngineCore:
         for part in parts:
             table.flying[part.row] += 1
             if part.sample:  # the next step on this lane may already decode it: works of one lane run in order
-                table.state[part.row] = State.RUNNING
+                table.state[part.row] = _RUNNING
                 table.ahead[part.row] = 1
         return True
 
@@ -330,7 +347,7 @@ class EngineCore:
         """Blocks (and a slot) for a piece; None if it cannot be launched now."""
         table, row = self.table, piece.row
         request = self.requests[row]
-        if table.state[row] == State.WAITING:
+        if table.state[row] == _WAITING:
             if not self.residency.free_slots:
                 return None
             end = min(int(table.cached[row]) + piece.length, int(table.known[row]))
@@ -339,7 +356,7 @@ class EngineCore:
             if not self.residency.ensure(row, end):
                 self.residency.release(row)
                 return None
-            table.state[row] = State.PREFILL
+            table.state[row] = _PREFILL
         else:
             end = min(int(table.computed[row]) + piece.length, int(table.known[row]))
             if table.forward[row] >= 0 or not self.residency.ensure(row, end):
@@ -374,8 +391,8 @@ class EngineCore:
         request.preemptions = int(self.table.preemptions[row])
         request.finish(reason, error)
         self._finished.append(request)
-        waiting = self.table.state[row] == State.WAITING
-        self.table.state[row] = State.LEAVING
+        waiting = self.table.state[row] == _WAITING
+        self.table.state[row] = _LEAVING
         if waiting:
             self._forget(row)
         else:
@@ -385,21 +402,21 @@ class EngineCore:
     def settle(self, row: int) -> None:
         """Free a leaving row once nothing in flight may write its blocks; a preempted one waits again."""
         table = self.table
-        if table.state[row] != State.LEAVING or table.flying[row] > 0:
+        if table.state[row] != _LEAVING or table.flying[row] > 0:
             return
         self.residency.release(row)
         table.ahead[row] = 0
         table.forward[row] = -1
         if row in self.requests:
-            table.state[row] = State.WAITING
+            table.state[row] = _WAITING
         else:
             self._forget(row)
 
     def _preempt(self, row: int) -> None:
-        if self.table.state[row] in (State.RUNNING, State.PREFILL):
+        if self.table.state[row] in (_RUNNING, _PREFILL):
             self.table.preemptions[row] += 1
             self.log.preemptions += 1
-            self.table.state[row] = State.LEAVING
+            self.table.state[row] = _LEAVING
             self.drop_dead_forward(int(self.table.forward[row]))
             self.settle(row)
 
@@ -414,7 +431,7 @@ class EngineCore:
     def drop_dead_forward(self, number: int) -> None:
         """Abandon a paused forward all of whose rows are leaving."""
         forward = self.forwards.get(number)
-        if forward is not None and all(self.table.state[p.row] == State.LEAVING for p in forward.parts):
+        if forward is not None and all(self.table.state[p.row] == _LEAVING for p in forward.parts):
             self._abandon(forward)
 
     def _abandon(self, forward: Forward) -> None:
@@ -442,7 +459,7 @@ class EngineCore:
         for track in self.tracks.values():
             if track.flights and len(track.flights) < self.lanes.depth:
                 moment = track.flights[-1].expected - self._lead
-                if moment > self.now():
+                if self.now() < moment < math.inf:
                     limits.append(moment)
         return min(limits) if limits else None
 
@@ -457,13 +474,15 @@ class EngineCore:
     def _has_work(self, side: Side) -> bool:
         state = self.table.state
         if side is Side.DECODE:
-            return bool((state == State.RUNNING).any())
-        return bool(self.forwards) or bool(((state == State.PREFILL) | (state == State.WAITING)).any())
+            return bool((state == _RUNNING).any())
+        return bool(self.forwards) or bool(((state == _PREFILL) | (state == _WAITING)).any())
 
     def _refuse_to_stall(self) -> None:
         busy = any(track.flights for track in self.tracks.values())
         if self.requests and not busy and self._valid_until is None and not self._finished:
-            raise SmpartError(f"policy {self.policy.name!r} plans nothing for {len(self.requests)} requests: a bug in it")
+            raise SmpartError(
+                f"policy {self.policy.name!r} plans nothing for {len(self.requests)} requests: a bug in it"
+            )
 
 
 _NO_ROWS = np.zeros(0, dtype=np.int32)

@@ -15,17 +15,16 @@ from smpart.errors import UsageError
 from smpart.kvcache import BlockPool, KVConfig
 from smpart.partition import Device, Lanes, ModelShape
 from smpart.partition.registry import open_backend
+from smpart.partition.sim import Sim
 from smpart.predictor import OnlinePredictor
 from smpart.profiler.probe import Probe
-from smpart.runtime.board import Board
+from smpart.runtime.board import Noticeboard
 from smpart.scheduler.plan import Policy
 from smpart.scheduler.registry import make_policy
 from smpart.scheduler.slo import SLO
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from smpart.engine.ghost import GhostBoard
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Deployment:
     backend: str
     virtual: bool
     lanes: Lanes
-    board: Board | GhostBoard
+    board: Noticeboard
     kv: KVConfig
     blocks: int
     model_shape: ModelShape
@@ -78,13 +77,14 @@ class Deployment:
             UnsupportedModel, BackendUnavailable, SmpartError: it cannot be served here; the message says why.
         """
         opened = open_backend(backend)
-        if opened.device().kind == "sim":
+        if isinstance(opened, Sim):
             from smpart.engine.virtual import deploy_virtual
 
             return deploy_virtual(model, opened, kv or KVConfig(), dtype)
-        from smpart.engine.real import deploy_real
+        from smpart.engine.real import deploy_real, warm_up
         from smpart.runtime.models import load_model
 
+        warm_up()
         loaded, tokenizer = load_model(model, dtype=dtype)
         return deploy_real(loaded, tokenizer, opened, kv or KVConfig(), name=model)
 
@@ -99,7 +99,7 @@ class Deployment:
     ) -> Deployment:
         """Place a loaded model. Raises as `open` does."""
         opened = open_backend(backend)
-        if opened.device().kind == "sim":
+        if isinstance(opened, Sim):
             raise UsageError(f"backend {backend!r} only simulates: it serves no real model; try `smpart bench`")
         from smpart.engine.real import deploy_real
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from smpart.engine.flight import Flight, LaneTrack, Part
 from smpart.engine.log import Span
@@ -15,6 +16,8 @@ from smpart.scheduler.table import State
 
 if TYPE_CHECKING:
     from smpart.engine.core import EngineCore
+
+_LEAVING = int(State.LEAVING)
 
 
 class Digest:
@@ -65,17 +68,15 @@ class Digest:
         table.flying[rows] -= 1
         table.ahead[rows] -= 1
         tokens = result.tokens.tolist()
-        for row, token in zip(flight.rows, tokens, strict=False):
-            self._read(row, token, completion.finished, result)
+        self._read_all(rows, tokens, completion.finished, result)
         sampled = iter(tokens[len(flight.rows) :])
         for part in flight.parts:
             table.flying[part.row] -= 1
+            self._written(part)
             if part.sample:
                 table.ahead[part.row] -= 1
-                self._written(part)
-                self._read(part.row, next(sampled), completion.finished, result)
+                self._read_first(part.row, next(sampled), completion.finished, result)
             else:
-                self._written(part)
                 core.settle(part.row)
 
     def _group_done(self, flight: Flight, completion: Completion) -> None:
@@ -94,7 +95,7 @@ class Digest:
             if part.sample:
                 if core.table.state[part.row] == State.PREFILL:
                     core.table.state[part.row] = State.RUNNING
-                self._read(part.row, next(sampled), completion.finished, completion.result)
+                self._read_first(part.row, next(sampled), completion.finished, completion.result)
             else:
                 core.settle(part.row)
 
@@ -103,29 +104,34 @@ class Digest:
         if request is not None:
             self._core.residency.wrote(part.row, part.start + part.length, request)
 
-    def _read(self, row: int, token: int, when: float, result: StepResult) -> None:
-        """Take one sampled token of a row, unless its request has ended meanwhile."""
-        core, table = self._core, self._core.table
-        request = core.requests.get(row)
-        if request is None:
-            core.settle(row)
-            return
-        slot = int(table.slot[row])
-        if slot in result.failures:
-            core.end(row, FinishReason.ERROR, result.failures[slot])
-            return
-        if not table.outputs[row]:
-            table.first_token[row] = when
-        table.last_token[row] = when
-        table.outputs[row] += 1
-        table.known[row] += 1
-        request.accept(token, when, result.logprobs.get(slot), core.eos)
-        if request.finish_reason is not None:
-            core.end(row, request.finish_reason)
-            return
-        if table.known[row] % core.pool.block_tokens == 1:  # the token before this one filled its block
-            core.residency.wrote(row, int(table.known[row]) - 1, request)
-        core.settle(row)
+    def _read_first(self, row: int, token: int, when: float, result: StepResult) -> None:
+        """The token sampled at the end of a row's prefill: its first one, unless the row was recomputed."""
+        if not self._core.table.outputs[row]:
+            self._core.table.first_token[row] = when
+        self._read_all(np.array([row], dtype=np.intp), [token], when, result)
+
+    def _read_all(self, rows: NDArray[np.intp], tokens: list[int], when: float, result: StepResult) -> None:
+        """Take one sampled token of each row, unless its request has ended (then the columns mean nothing)."""
+        core, table, requests = self._core, self._core.table, self._core.requests
+        table.last_token[rows] = when
+        table.outputs[rows] += 1
+        table.known[rows] += 1
+        filled = (table.known[rows] % core.pool.block_tokens == 1).tolist()  # the token before filled its block
+        leaving = (table.state[rows] == _LEAVING).tolist()
+        for row, token, full, leaves in zip(rows.tolist(), tokens, filled, leaving, strict=False):
+            request = requests.get(row)
+            if request is not None and result.failures and (slot := int(table.slot[row])) in result.failures:
+                core.end(row, FinishReason.ERROR, result.failures[slot])
+            elif request is not None:
+                logprobs = result.logprobs.get(int(table.slot[row])) if result.logprobs else None
+                request.accept(token, when, logprobs, core.eos)
+                if request.finish_reason is not None:
+                    core.end(row, request.finish_reason)
+                    continue
+                if full:
+                    core.residency.wrote(row, int(table.known[row]) - 1, request)
+            if leaves:
+                core.settle(row)
 
     def _fail(self, flight: Flight, fault: LaneFault) -> None:
         """The body raised: the requests of this forward end with an error, others go on."""

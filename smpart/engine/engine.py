@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from smpart.engine.core import EngineCore
 from smpart.engine.deployment import Deployment
@@ -138,7 +138,7 @@ class Engine:
         attention_mask: torch.Tensor | None = None,
         **options: Any,
     ) -> list[RequestOutput] | torch.Tensor:
-        """Answer prompts and wait: vLLM's shape (list in, list of outputs out) or Hugging Face's (tensor in, tensor out).
+        """Answer prompts and wait: vLLM's shape (lists) or Hugging Face's (tensors).
 
         With `input_ids`, int64[batch, length] (left-padded where `attention_mask` is 0), the answer is
         int64[batch, length + new], right-padded, and `options` are those of transformers' ``generate``
@@ -154,7 +154,7 @@ class Engine:
             return generate_tensor(self, self._deployment.generation_defaults, input_ids, attention_mask, options)
         if prompts is None or options:
             raise UsageError(f"generate: give prompts or input_ids; unknown options {sorted(options)}")
-        batch = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[arg-type]
+        batch = _as_batch(prompts)
         each = list(params) if isinstance(params, Sequence) else [params] * len(batch)
         if len(each) != len(batch):
             raise UsageError(f"generate: {len(batch)} prompts but {len(each)} SamplingParams")
@@ -268,8 +268,11 @@ class Engine:
         return ids
 
 
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence))
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list of prompts."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence)):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def _as_int(token: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from smpart.partition import Completion, Shape, Side, Work
+from smpart.partition import Completion, Shape, Work
 from smpart.scheduler.snapshot import ForwardView
 
 
@@ -99,4 +99,3 @@ class LaneTrack:
         self.past.append(completion)
         if len(self.past) > 64:
             del self.past[:32]
-

@@ -94,7 +94,8 @@ class Handle:
         seen = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: len(items) > seen or self._ended)
+                while len(items) == seen and not self._ended:
+                    self._changed.wait()
                 fresh = items[seen:]
             if not fresh:
                 self._raise_if_failed()

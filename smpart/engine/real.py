@@ -15,6 +15,7 @@ from smpart.predictor import OnlinePredictor, RooflinePrior
 from smpart.profiler.probe import Probe, Prober, first_look
 from smpart.runtime.adapter import ModelAdapter
 from smpart.runtime.board import Board
+from smpart.runtime.children import Zygote
 from smpart.runtime.facts import ModelFacts
 from smpart.runtime.model_worker import MODEL_BODY, ModelArgs
 from smpart.runtime.processes import ProcessLanes
@@ -31,6 +32,11 @@ _LEAD_S = 0.01
 
 _LOOK_S = 5.0
 """About how long the first look at the device may take."""
+
+
+def warm_up() -> None:
+    """Begin what takes seconds and needs no model: the process that workers are forked from imports torch."""
+    Zygote.shared()
 
 
 def deploy_real(
@@ -50,6 +56,7 @@ def deploy_real(
     """
     if not isinstance(backend, Cores):
         raise BackendUnavailable(f"backend {backend.name!r} runs no model yet; use cores")
+    warm_up()
     adapter = ModelAdapter(model)
     adapter.detach()
     facts, shape = adapter.facts, shape_of(model)

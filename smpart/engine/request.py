@@ -29,8 +29,9 @@ class FinishReason(StrEnum):
 class TextStream(Protocol):
     """Turns tokens into text as they come, and notices stop strings."""
 
-    stopped: bool
-    """Whether a stop string was met; later tokens are not text any more."""
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the text, or None; later tokens are not text any more."""
 
     def push(self, token: int) -> str:
         """Text that `token` makes certain."""
@@ -86,7 +87,7 @@ class Request:
             self.logprobs.append(logprobs)
         ends = token in self.params.stop_token_ids or (token in eos and not self.params.ignore_eos)
         piece = self.text.push(token) if self.text is not None and not ends else ""
-        if ends or (self.text is not None and self.text.stopped):
+        if ends or (self.text is not None and self.text.stopped is not None):
             self.finish(FinishReason.STOP, piece=piece)
         elif len(self.token_ids) >= self.params.max_tokens:
             self.finish(FinishReason.LENGTH, piece=piece)

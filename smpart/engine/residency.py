@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from smpart.engine.request import Request
 from smpart.kvcache import BlockPool, BlockTable, HashChain, OutOfBlocks
-from smpart.runtime.board import Board
+from smpart.runtime.board import Noticeboard
 from smpart.scheduler.table import RequestTable
 
 _REFRESHED = 32
@@ -18,7 +19,7 @@ _REFRESHED = 32
 class Residency:
     """Slots and blocks of admitted rows; keeps the table's ``slot``, ``blocks`` and ``cached`` columns true."""
 
-    def __init__(self, table: RequestTable, pool: BlockPool, board: Board, prefix_cache: bool) -> None:
+    def __init__(self, table: RequestTable, pool: BlockPool, board: Noticeboard, prefix_cache: bool) -> None:
         self.table = table
         self.pool = pool
         self.board = board
@@ -70,13 +71,14 @@ class Residency:
         self.table.blocks[row] = len(blocks.ids)
         return True
 
-    def grow(self, rows: np.ndarray) -> np.ndarray:
+    def grow(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Blocks for one more token of each row; the rows that got them, in order."""
         full = self.table.computed[rows] >= self.table.blocks[rows] * self.pool.block_tokens
         if not full.any():
             return rows
         kept = [not f or self.ensure(int(r), int(self.table.computed[r]) + 1) for r, f in zip(rows, full, strict=True)]
-        return rows[np.asarray(kept, dtype=bool)]
+        grown: NDArray[np.intp] = rows[np.asarray(kept, dtype=bool)]
+        return grown
 
     def wrote(self, row: int, tokens: int, request: Request) -> None:
         """The KV of the first `tokens` tokens is completely written: make complete blocks findable."""
@@ -98,11 +100,11 @@ class Residency:
         self.table.computed[row] = 0
         self._published += 1
 
-    def refresh(self, waiting: Sequence[int]) -> None:
+    def refresh(self, waiting: NDArray[np.intp]) -> None:
         """Bring ``cached`` of the first waiting rows up to date if the cache has changed."""
         if self._published:
             self._published = 0
-            for row in waiting[:_REFRESHED]:
+            for row in waiting[:_REFRESHED].tolist():
                 self._look_up(row)
 
     def _chain(self, request: Request) -> HashChain | None:

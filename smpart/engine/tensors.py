@@ -82,6 +82,8 @@ def _params(settings: dict[str, Any], defaults: Mapping[str, Any], length: int) 
         chosen["stop_token_ids"] = (stop_ids,) if isinstance(stop_ids, int) else tuple(stop_ids)
         chosen["ignore_eos"] = True
     if settings:
-        raise UsageError(f"generate does not know {', '.join(sorted(settings))}; it takes max_new_tokens, max_length, "
-                         "do_sample, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_id, pad_token_id, seed")
+        raise UsageError(
+            f"generate does not know {', '.join(sorted(settings))}; it takes max_new_tokens, max_length, "
+            "do_sample, temperature, top_k, top_p, min_p, repetition_penalty, eos_token_id, pad_token_id, seed"
+        )
     return SamplingParams(**chosen)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from smpart.engine.deployment import Deployment
 from smpart.engine.ghost import GhostBoard, GhostBody
-from smpart.kvcache import KVConfig, KVLayout, pool_blocks
+from smpart.kvcache import KVConfig, KVLayout, blocks_that_fit, pool_blocks
 from smpart.partition.sim import Sim, SimLanes
 from smpart.predictor import OnlinePredictor, RooflinePrior
 from smpart.runtime.models import load_config_shape
 from smpart.sim import MODELS, RooflineCost
 
 _LONGEST = 131_072
+"""Longest request, unless the user says otherwise or the memory is smaller."""
+
+_USED = 0.9
+"""Share of the GPU's memory for weights and KV, as public serving stacks take by default."""
 
 
 def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str) -> Deployment:
@@ -21,8 +28,11 @@ def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str) -> Deploy
     """
     shape = MODELS.get(model) or load_config_shape(model, dtype=dtype)
     device = backend.device()
-    max_len = kv.max_len or _LONGEST
     layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, dtype, kv.block_tokens)
+    if kv.blocks is None and kv.memory_bytes is None:
+        kv = replace(kv, memory_bytes=max(1, int(_USED * device.memory_bytes) - shape.weight_bytes))
+    fits = (kv.blocks or blocks_that_fit(layout, kv.memory_bytes or 0)) * kv.block_tokens
+    max_len = kv.max_len or max(1, min(_LONGEST, fits))
     blocks = pool_blocks(kv, layout, max_len, device.memory_bytes, shape.weight_bytes)
     lanes = SimLanes(device, backend.splits(), RooflineCost(shape, backend.gpu), GhostBody)
     return Deployment(
@@ -35,5 +45,5 @@ def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str) -> Deploy
         blocks=blocks,
         model_shape=shape,
         predictor=OnlinePredictor(RooflinePrior(shape, device)),
-        lead_s=0.0,
+        lead_s=-math.inf,
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smpart.errors import SmpartError
-from smpart.partition import Lanes, Shape, Side, Split, Work
+from smpart.partition import Completion, Lanes, Shape, Side, Split, Work
 from smpart.runtime.batch import Batch, Chunk, Sampler, Segment
 from smpart.runtime.board import Board
 from smpart.runtime.sampling import SamplingParams
@@ -40,36 +40,56 @@ class Prober:
     def prefill(self, side: Side, split: Split, tokens: int) -> Work:
         """A prefill of `tokens` tokens, ready to launch."""
         tokens = max(1, min(tokens, self._reach - 1))
-        self._lay_out(1, tokens)
+        self._lay_out(1, tokens, 0)
         batch = Batch(_NO_ROWS, _NO_ROWS, (Chunk(0, 0, tokens, sample=True),))
         return self._work(side, split, Shape.prefill([(tokens, 0)]), batch)
 
-    def decode(self, side: Side, split: Split, rows: int, context: int) -> Work:
+    def decode(self, side: Side, split: Split, rows: int, context: int, first_slot: int = 0) -> Work:
         """A decode step of `rows` sequences with `context` tokens each, ready to launch."""
-        rows = max(1, min(rows, self._board.slots, self._reach // self._board.block_tokens))
-        context = max(1, min(context, self._reach // rows - self._board.block_tokens, self._board.max_len - 1))
-        self._lay_out(rows, context)
-        slots = np.arange(rows, dtype=np.int32)
+        rows = max(1, min(rows, self._board.slots - first_slot))
+        context = max(1, min(context, self._reach - 1))
+        self._lay_out(rows, context, first_slot)
+        slots = np.arange(first_slot, first_slot + rows, dtype=np.int32)
         batch = Batch(slots, np.full(rows, context - 1, dtype=np.int32))
         return self._work(side, split, Shape.decode(rows, rows * context), batch)
 
     def run(self, work: Work) -> float:
         """Seconds that one work takes alone. Raises `SmpartError` if it fails."""
         self._lanes.launch(work)
-        completions = self._lanes.wait(None)
-        while not completions:
-            completions = self._lanes.wait(None)
-        (completion,) = completions
-        if completion.fault is not None:
-            raise SmpartError(f"the first forward on the {work.side} lane failed: {completion.fault.message}")
-        return completion.seconds
+        return self._collect(work)[-1].seconds
 
-    def _lay_out(self, rows: int, tokens: int) -> None:
-        each = -(-(tokens + 1) // self._board.block_tokens)
+    def side_by_side(self, split: Split, steps: int) -> list[Probe]:
+        """Decode steps while a prefill runs beside them; the steps that had it beside them all the while."""
+        prefill = self.prefill(Side.PREFILL, split, 128)
+        self._lanes.launch(prefill)
+        probes: list[Probe] = []
+        for _ in range(steps):
+            work = self.decode(Side.DECODE, split, 4, 64, first_slot=1)
+            self._lanes.launch(work)
+            done = self._collect(work)
+            if any(completion.work is prefill for completion in done):
+                return probes
+            probes.append(Probe(work.shape, work.units, prefill.shape, done[-1].seconds))
+        self._collect(prefill)
+        return probes
+
+    def _collect(self, work: Work) -> list[Completion]:
+        """Completions up to that of `work`, which comes last. Raises `SmpartError` if one failed."""
+        done: list[Completion] = []
+        while not done or done[-1].work is not work:
+            done += sorted(self._lanes.wait(None), key=lambda completion: completion.work is work)
+        failed = next((completion.fault for completion in done if completion.fault is not None), None)
+        if failed is not None:
+            raise SmpartError(f"the first forwards failed: {failed.message}")
+        return done
+
+    def _lay_out(self, rows: int, tokens: int, first_slot: int) -> None:
+        """Tokens and blocks for some slots. Blocks may be shared: what is computed is thrown away."""
+        each, blocks = -(-(tokens + 1) // self._board.block_tokens), self._reach // self._board.block_tokens
         for row in range(rows):
-            blocks = [(row * each + i) % max(1, self._reach // self._board.block_tokens) for i in range(each)]
-            self._board.append_blocks(row, 0, blocks[: self._board.tables.shape[1]])
-            self._board.write_tokens(row, [1] * tokens)
+            table = [(row * each + i) % blocks for i in range(each)]
+            self._board.append_blocks(first_slot + row, 0, table[: self._board.tables.shape[1]])
+            self._board.write_tokens(first_slot + row, [1] * tokens)
 
     def _work(self, side: Side, split: Split, shape: Shape, batch: Batch) -> Work:
         self._number += 1
@@ -79,28 +99,34 @@ class Prober:
 
 
 def first_look(prober: Prober, splits: tuple[Split, ...], budget_s: float, now: Callable[[], float]) -> Iterator[Probe]:
-    """Probe a few shapes on the whole device and on an even split; stops when `budget_s` seconds are used up.
+    """Probe a few shapes alone, on the whole device and on half of it, then both lanes side by side.
 
-    The cheapest and most telling probes come first: each lane is warmed up once, unmeasured.
+    Each lane is warmed up once, unmeasured. The most telling probes come first; it stops when `budget_s` seconds are
+    used up.
+
+    Args:
+        splits: every split there is, in order of prefill units.
+        now: the lanes' clock.
     """
-    whole, half = splits[-1], splits[len(splits) // 2]
     begun = now()
-    for side, split in ((Side.PREFILL, whole), (Side.DECODE, splits[0])):
-        prober.run(prober.decode(side, split, 1, 16))
-    for split in (whole, half):
-        decode_split = splits[0] if split is whole else split
-        for side, units, make in (
-            (Side.PREFILL, split.prefill, lambda s, sp: prober.prefill(s, sp, 64)),
-            (Side.DECODE, decode_split.decode, lambda s, sp: prober.decode(s, sp, 1, 64)),
-            (Side.DECODE, decode_split.decode, lambda s, sp: prober.decode(s, sp, 8, 64)),
-            (Side.PREFILL, split.prefill, lambda s, sp: prober.prefill(s, sp, 256)),
-        ):
-            work = make(side, split if side is Side.PREFILL else decode_split)
-            if units == 0:
-                continue
-            yield Probe(work.shape, work.units, Shape(), prober.run(work))
-            if now() - begun > budget_s:
-                return
+    half = splits[len(splits) // 2]
+    prober.run(prober.prefill(Side.PREFILL, splits[-1], 8))
+    prober.run(prober.decode(Side.DECODE, splits[0], 1, 8))
+    for work in _alone(prober, splits, half):
+        yield Probe(work.shape, work.units, Shape(), prober.run(work))
+        if now() - begun > budget_s:
+            return
+    if not half.exclusive:
+        yield from prober.side_by_side(half, steps=3)
+
+
+def _alone(prober: Prober, splits: tuple[Split, ...], half: Split) -> Iterator[Work]:
+    for prefill, decode in ((splits[-1], splits[0]), (half, half)):
+        if prefill.prefill and decode.decode:
+            yield prober.prefill(Side.PREFILL, prefill, 64)
+            yield prober.decode(Side.DECODE, decode, 1, 64)
+            yield prober.decode(Side.DECODE, decode, 8, 64)
+    yield prober.prefill(Side.PREFILL, splits[-1], 256)
 
 
 _NO_ROWS = np.zeros(0, dtype=np.int32)

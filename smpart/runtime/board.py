@@ -11,9 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class Noticeboard(Protocol):
+    """What the engine writes to; in virtual time nobody reads it, and nothing is kept."""
+
+    @property
+    def slots(self) -> int:
+        """Number of requests that may be admitted at once."""
+
+    @property
+    def max_len(self) -> int:
+        """Longest prompt and answer together."""
+
+    def write_tokens(self, slot: int, prompt: Sequence[int], outputs: Sequence[int] = ()) -> None:
+        """Set the known tokens of a slot from position 0."""
+
+    def append_blocks(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """Set table entries ``first ...`` of a slot."""
 
 
 @dataclass(frozen=True, slots=True)

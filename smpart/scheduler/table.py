@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +108,7 @@ class RequestTable:
     def _grow(self) -> None:
         old = len(self.state)
         for name, kind, empty in self._COLUMNS:
-            column = np.full(2 * old, empty, dtype=kind)
+            column: NDArray[Any] = np.full(2 * old, empty, dtype=kind)
             column[:old] = getattr(self, name)
             setattr(self, name, column)
         self._free.extend(range(2 * old - 1, old - 1, -1))

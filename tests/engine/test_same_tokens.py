@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from chaos import Chaos, prompts
 
 from smpart.engine import Deployment
 from smpart.engine.request import FinishReason, Request
@@ -17,7 +19,6 @@ from smpart.partition import Side
 from smpart.runtime.models import load_model
 from smpart.runtime.sampling import SamplingParams
 from smpart.scheduler.slo import SLO
-from chaos import Chaos, prompts
 
 NEW = 12
 
@@ -117,6 +118,6 @@ def test_the_hand_over_from_prefill_to_decode_copies_nothing(tiny) -> None:
     first, *later = blocks_at.values()
     assert all((blocks == first).all() for blocks in later)
     for side in Side:
-        with open(f"/proc/{deployment.lanes.pid(side)}/maps") as maps:
-            kv = [line for line in maps if "smpart-kv" in line]
+        maps = Path(f"/proc/{deployment.lanes.pid(side)}/maps").read_text().splitlines()
+        kv = [line for line in maps if "smpart-kv" in line]
         assert kv and all(line.split()[1].endswith("s") for line in kv), "each worker maps the one shared KV memory"
