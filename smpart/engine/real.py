@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from smpart.engine.deployment import Deployment
 from smpart.errors import BackendUnavailable, UnsupportedModel, UsageError
 from smpart.kvcache import KVConfig, KVLayout, pool_blocks
-from smpart.partition import Backend, ModelShape, model_shape
+from smpart.partition import Backend
 from smpart.partition.cores import Cores
 from smpart.predictor import OnlinePredictor, RooflinePrior
 from smpart.profiler.probe import Probe, Prober, first_look
-from smpart.runtime.adapter import ModelAdapter
+from smpart.runtime.adapter import ModelAdapter, model_shape
 from smpart.runtime.board import Board
 from smpart.runtime.children import Zygote
 from smpart.runtime.facts import ModelFacts
@@ -59,7 +59,7 @@ def deploy_real(
     warm_up()
     adapter = ModelAdapter(model)
     adapter.detach()
-    facts, shape = adapter.facts, shape_of(model)
+    facts, shape = adapter.facts, model_shape(model)
     device = backend.device()
     max_len = _max_len(kv, facts)
     layout = KVLayout(facts.layers, facts.kv_heads, facts.head_dim, _dtype(kv, facts), kv.block_tokens)
@@ -96,12 +96,6 @@ def deploy_real(
         deployment.probes = _look(deployment)
         deployment.resources = resources.pop_all()
     return deployment
-
-
-def shape_of(model: PreTrainedModel) -> ModelShape:
-    """The model's dimensions, at the precision it is loaded in."""
-    size = model.dtype.itemsize
-    return model_shape(model.config.to_dict(), weight_bytes=size, kv_bytes=size)
 
 
 def _look(deployment: Deployment) -> list[Probe]:

@@ -49,12 +49,12 @@ def drain(core: EngineCore, limit: int = 20_000) -> None:
 
 
 def assert_nothing_held(core: EngineCore) -> None:
-    core.pool.check()
-    assert core.pool.owned == 0
-    assert core.pool.free == core.pool.blocks
-    assert core.residency.free_slots == 8
-    assert len(core.table) == 0
-    assert not core.forwards
+    core.state.pool.check()
+    assert core.state.pool.owned == 0
+    assert core.state.pool.free == core.state.pool.blocks
+    assert core.state.residency.free_slots == 8
+    assert len(core.state.table) == 0
+    assert not core.state.forwards
 
 
 @settings(max_examples=40)

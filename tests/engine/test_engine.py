@@ -71,7 +71,7 @@ def test_cancel_ends_a_request_and_frees_its_blocks(engine) -> None:
     handle.cancel()
     assert handle.result().finish_reason == "cancelled"
     engine.generate([[2, 3]], greedy(1))  # a full turn later nothing is held
-    assert engine.core.pool.owned == 0
+    assert engine.core.state.pool.owned == 0
 
 
 def test_async_twins(engine) -> None:

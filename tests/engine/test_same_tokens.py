@@ -66,9 +66,9 @@ def run(deployment, model, seed: int, *, kills: int = 0, cancels: float = 0.2, c
         if request.id not in cancelled:
             assert request.finish_reason is FinishReason.LENGTH, request.error
             assert request.token_ids == reference(model, list(request.prompt), request.params.max_tokens)
-    core.pool.check()
-    assert core.pool.owned == 0
-    assert len(core.table) == 0
+    core.state.pool.check()
+    assert core.state.pool.owned == 0
+    assert len(core.state.table) == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -112,9 +112,9 @@ def test_the_hand_over_from_prefill_to_decode_copies_nothing(tiny) -> None:
     blocks_at = {}
     while not core.idle:
         core.turn()
-        slot = int(core.table.slot[0])
+        slot = int(core.state.table.slot[0])
         if slot >= 0:
-            blocks_at.setdefault(len(request.token_ids), deployment.board.tables[slot, :7].copy())
+            blocks_at[len(request.token_ids)] = deployment.board.tables[slot, :6].copy()
     first, *later = blocks_at.values()
     assert all((blocks == first).all() for blocks in later)
     for side in Side:

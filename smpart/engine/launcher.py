@@ -1,0 +1,164 @@
+"""Puts planned work into flight: blocks, slots and samplers first, then the launch."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from smpart.engine.flight import Flight, Forward, Part
+from smpart.engine.state import PREFILL, RUNNING, WAITING, EngineState
+from smpart.partition import Shape, Side, Split, Work
+from smpart.runtime.batch import Batch, Chunk, Sampler, Segment
+from smpart.runtime.sampling import SamplingParams
+from smpart.scheduler.plan import Piece, StartPrefill, Step
+
+_NO_ROWS = np.zeros(0, dtype=np.int32)
+_NOBODY = Sampler(SamplingParams(), 1, 0)
+
+
+class Launcher:
+    """Launches for one `EngineState`. What cannot be launched now is left; the policy is asked again.
+
+    Args:
+        layers: decoder layers of the model.
+        lead_s: see `EngineCore`.
+        max_paused: started and unfinished prefill forwards at once.
+    """
+
+    def __init__(self, state: EngineState, layers: int, lead_s: float, max_paused: int) -> None:
+        self.state = state
+        self.layers = layers
+        self.lead = lead_s
+        self.max_paused = max_paused
+
+    def room(self, side: Side) -> int:
+        """Works that may be launched on a lane now: 1 if it is idle or about to be, otherwise 0."""
+        lanes, flights = self.state.lanes, self.state.tracks[side].flights
+        if not flights:
+            return 1
+        return int(len(flights) < lanes.depth and lanes.now() >= flights[-1].expected - self.lead)
+
+    def step(self, step: Step) -> bool:
+        """Launch a decode or hybrid step; whether it was launched."""
+        split = self._grant(Side.DECODE)
+        if split is None or (step.pieces and (not split.exclusive or self.state.forwards)):
+            return False
+        table = self.state.table
+        rows = self.state.residency.grow(np.asarray(step.rows, dtype=np.intp))
+        parts = tuple(part for piece in step.pieces if (part := self._place(piece)) is not None)
+        if not len(rows) and not parts:
+            return False
+        batch = Batch(table.slot[rows], table.computed[rows], self._chunks(parts))
+        context = int(table.computed[rows].sum()) + len(rows)
+        shape = Shape.decode(len(rows), context).join(Shape.prefill((p.length, p.start) for p in parts))
+        segment = Segment(
+            next(self.state.numbers), batch, samplers=self._new_samplers(Side.DECODE, rows.tolist(), parts)
+        )
+        self._launch(Side.DECODE, split, shape, 1.0, segment, tuple(rows.tolist()), parts, None, last=True)
+        table.computed[rows] += 1
+        table.ahead[rows] += 1
+        table.flying[rows] += 1
+        for part in parts:
+            table.flying[part.row] += 1
+            if part.sample:  # the next step on this lane may already decode it: works of one lane run in order
+                table.state[part.row] = RUNNING
+                table.ahead[part.row] = 1
+        return True
+
+    def start(self, start: StartPrefill) -> bool:
+        """Start a prefill forward and launch its first layer group; whether it was launched."""
+        if self._grant(Side.PREFILL) is None or len(self.state.forwards) >= self.max_paused:
+            return False
+        parts = tuple(part for piece in start.pieces if (part := self._place(piece)) is not None)
+        if not parts:
+            return False
+        shape = Shape.prefill((p.length, p.start) for p in parts)
+        forward = Forward(next(self.state.numbers), parts, shape, self.layers, self.state.lanes.now())
+        self.state.forwards[forward.id] = forward
+        for part in parts:
+            self.state.table.forward[part.row] = forward.id
+            self.state.table.flying[part.row] += 1
+        return self.group(forward, start.layers, Batch(_NO_ROWS, _NO_ROWS, self._chunks(parts)))
+
+    def group(self, forward: Forward, layers: int | None, batch: Batch | None = None) -> bool:
+        """Launch a forward's next layer group (its first one with `batch`); whether it was launched."""
+        split = self._grant(Side.PREFILL)
+        if split is None or forward.layers_left == 0:
+            return False
+        count = forward.layers_left if layers is None else max(1, min(layers, forward.layers_left))
+        last = count == forward.layers_left
+        samplers = self._new_samplers(Side.PREFILL, [], forward.parts) if last else {}
+        segment = Segment(forward.id, batch, None if last else count, tuple(self.state.dropped), samplers)
+        self.state.dropped.clear()
+        forward.layers_left -= count
+        forward.inflight += 1
+        fraction = count / self.layers
+        self._launch(Side.PREFILL, split, forward.shape, fraction, segment, (), forward.parts, forward, last=last)
+        return True
+
+    def _launch(
+        self,
+        side: Side,
+        split: Split,
+        shape: Shape,
+        fraction: float,
+        segment: Segment,
+        rows: tuple[int, ...],
+        parts: tuple[Part, ...],
+        forward: Forward | None,
+        *,
+        last: bool,
+    ) -> None:
+        track, beside = self.state.tracks[side], self.state.tracks[side.other].flights
+        neighbour = beside[0].work.shape if beside else Shape()
+        work = Work(next(self.state.numbers), side, split, shape, fraction, segment)
+        mean = self.state.predictor.predict(shape, work.units, neighbour).mean * fraction
+        begins = max(self.state.lanes.now(), track.flights[-1].expected) if track.flights else self.state.lanes.now()
+        flight = Flight(work, rows, parts, forward, last, begins + mean, track.ready_since, bool(track.flights))
+        track.flights.append(flight)
+        track.ready_since = None
+        self.state.line.launched(work.id, side, split)
+        self.state.lanes.launch(work)
+
+    def _grant(self, side: Side) -> Split | None:
+        return self.state.line.grant(side) if self.room(side) else None
+
+    def _place(self, piece: Piece) -> Part | None:
+        """Blocks (and a slot) for a piece; None if it cannot be launched now."""
+        table, row = self.state.table, piece.row
+        request = self.state.requests[row]
+        if table.state[row] == WAITING:
+            if not self.state.residency.free_slots:
+                return None
+            end = min(int(table.cached[row]) + piece.length, int(table.known[row]))
+            self.state.residency.admit(row, request)
+            end = max(end, int(table.computed[row]) + 1)
+            if not self.state.residency.ensure(row, end):
+                self.state.residency.release(row)
+                return None
+            table.state[row] = PREFILL
+        else:
+            end = min(int(table.computed[row]) + piece.length, int(table.known[row]))
+            if table.forward[row] >= 0 or not self.state.residency.ensure(row, end):
+                return None
+        start = int(table.computed[row])
+        table.computed[row] = end
+        return Part(row, start, end - start, sample=end == int(table.known[row]))
+
+    def _chunks(self, parts: tuple[Part, ...]) -> tuple[Chunk, ...]:
+        return tuple(Chunk(int(self.state.table.slot[p.row]), p.start, p.length, p.sample) for p in parts)
+
+    def _new_samplers(self, side: Side, rows: list[int], parts: tuple[Part, ...]) -> dict[int, Sampler]:
+        """What the lane must learn about requests it is to sample for the first time."""
+        met = self.state.known_samplers[side]
+        fresh: dict[int, Sampler] = {}
+        for row in itertools.chain(rows, (p.row for p in parts if p.sample)):
+            slot, request = int(self.state.table.slot[row]), self.state.requests.get(row)
+            if request is None:  # it ended while its forward was under way; what is sampled for it goes nowhere
+                fresh[slot] = _NOBODY
+                met.pop(slot, None)
+            elif met.get(slot) != request.id:
+                met[slot] = request.id
+                fresh[slot] = Sampler(request.params, len(request.prompt), request.seed)
+        return fresh

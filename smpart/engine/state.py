@@ -1,0 +1,131 @@
+"""Everything an engine core knows: requests and what they hold, lanes and what flies on them."""
+
+from __future__ import annotations
+
+import itertools
+
+from smpart.engine.flight import Forward, LaneTrack
+from smpart.engine.log import RunLog
+from smpart.engine.request import FinishReason, Request
+from smpart.engine.residency import Residency
+from smpart.kvcache import BlockPool
+from smpart.partition import Lanes, Line, Side
+from smpart.predictor.estimate import Predictor
+from smpart.runtime.board import Noticeboard
+from smpart.scheduler.table import RequestTable, State
+
+WAITING, PREFILL, RUNNING, LEAVING = map(int, (State.WAITING, State.PREFILL, State.RUNNING, State.LEAVING))
+"""Plain numbers: looking a member up in its enumeration costs more than the comparison it is for."""
+
+
+class EngineState:
+    """Shared by the parts of one core: `Launcher` adds flights, `Digest` takes them off, `EngineCore` decides.
+
+    Attributes:
+        requests: live requests by row. A row outlives its request while something in flight may write its blocks.
+        rows: row of each live request, by the request's number.
+        tracks: each lane's flights and past.
+        forwards: started prefill forwards, oldest first.
+        dropped: forwards that the prefill lane's body shall forget, told with its next work.
+        known_samplers: by side and slot, the request that the lane's body knows the sampler of.
+        numbers: arrival, forward and work numbers.
+        finished: requests that ended in this turn.
+        eos: end-of-sequence token ids.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        predictor: Predictor,
+        pool: BlockPool,
+        board: Noticeboard,
+        *,
+        eos: frozenset[int],
+        prefix_cache: bool,
+    ) -> None:
+        self.lanes = lanes
+        self.predictor = predictor
+        self.pool = pool
+        self.eos = eos
+        self.table = RequestTable()
+        self.residency = Residency(self.table, pool, board, prefix_cache)
+        self.log = RunLog()
+        self.line = Line(lanes.device.units, lanes.splits()[-1])
+        self.tracks = {side: LaneTrack() for side in Side}
+        self.requests: dict[int, Request] = {}
+        self.rows: dict[int, int] = {}
+        self.forwards: dict[int, Forward] = {}
+        self.dropped: list[int] = []
+        self.known_samplers: dict[Side, dict[int, int]] = {side: {} for side in Side}
+        self.numbers = itertools.count(1)
+        self.finished: list[Request] = []
+
+    def busy(self) -> bool:
+        """Whether anything is in flight."""
+        return any(track.flights for track in self.tracks.values())
+
+    def end(self, row: int, reason: FinishReason, error: str | None = None) -> None:
+        """A request's last event: tell its user, and free what it holds as soon as that is safe."""
+        request = self.requests.pop(row)
+        del self.rows[request.id]
+        request.preemptions = int(self.table.preemptions[row])
+        request.finish(reason, error)
+        self.finished.append(request)
+        waiting = self.table.state[row] == WAITING
+        self.table.state[row] = LEAVING
+        if waiting:
+            self._forget(row)
+        else:
+            self.drop_dead_forward(int(self.table.forward[row]))
+            self.settle(row)
+
+    def settle(self, row: int) -> None:
+        """Free a leaving row once nothing in flight may write its blocks; a preempted one waits again."""
+        table = self.table
+        if table.state[row] != LEAVING or table.flying[row] > 0:
+            return
+        self.residency.release(row)
+        table.ahead[row] = 0
+        table.forward[row] = -1
+        if row in self.requests:
+            table.state[row] = WAITING
+        else:
+            self._forget(row)
+
+    def preempt(self, row: int) -> None:
+        if self.table.state[row] in (RUNNING, PREFILL):
+            self.table.preemptions[row] += 1
+            self.log.preemptions += 1
+            self.table.state[row] = LEAVING
+            self.drop_dead_forward(int(self.table.forward[row]))
+            self.settle(row)
+
+    def _forget(self, row: int) -> None:
+        self.residency.leave(row)
+        self.table.give_back(row)
+
+    def forget_samplers(self, side: Side) -> None:
+        """A new worker on that side has met no request."""
+        self.known_samplers[side].clear()
+
+    def drop_dead_forward(self, number: int) -> None:
+        """Abandon a paused forward all of whose rows are leaving."""
+        forward = self.forwards.get(number)
+        if forward is not None and all(self.table.state[p.row] == LEAVING for p in forward.parts):
+            self.abandon(forward)
+
+    def abandon(self, forward: Forward) -> None:
+        """Drop a started forward: its rows start again, unless something of it is in flight (then it goes on)."""
+        if forward.inflight:
+            return
+        self.dropped.append(forward.id)
+        self.drop(forward)
+
+    def drop(self, forward: Forward) -> None:
+        """Forget a forward that will not be finished; nothing of it was computed."""
+        self.forwards.pop(forward.id, None)
+        for part in forward.parts:
+            self.table.forward[part.row] = -1
+            self.table.flying[part.row] -= 1
+            self.table.computed[part.row] = part.start
+            self.settle(part.row)
