@@ -182,7 +182,9 @@ def latencies(runs: Sequence[Run], path: Path, title: str) -> None:
     for policy, colour in colours.items():
         served = [s for r in runs if r.policy == policy for s in r.replay.served]
         for axis, values in zip(
-            axes, ([v for s in served if (v := ttft_ms(s))], [g for s in served for g in itl_ms(s)]), strict=True
+            axes,
+            ([v for s in served if (v := ttft_ms(s)) is not None], [g for s in served for g in itl_ms(s)]),
+            strict=True,
         ):
             ordered = np.sort(values)
             axis.step(

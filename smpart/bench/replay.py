@@ -16,7 +16,9 @@ from smpart.scheduler.slo import SLO
 class Core(Protocol):
     """What a replay needs of an `EngineCore`."""
 
-    log: RunLog
+    @property
+    def log(self) -> RunLog:
+        """What the run leaves behind."""
 
     @property
     def idle(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ def run(
         "backend": deployment.backend,
         "model": deployment.name,
         "trace": load.name,
-        "rate": load.rate,
+        "rate": float(f"{load.rate:.6g}") if math.isfinite(load.rate) else None,
         "seed": seed,
         "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "itl_ms": slo.itl_ms},
         **summarise(result, slo),
