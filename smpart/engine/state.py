@@ -93,6 +93,7 @@ class EngineState:
             self._forget(row)
 
     def preempt(self, row: int) -> None:
+        """Take a row's blocks, now or when nothing in flight may write them; it is recomputed later."""
         if self.table.state[row] in (RUNNING, PREFILL):
             self.table.preemptions[row] += 1
             self.log.preemptions += 1
