@@ -186,7 +186,7 @@ class Bench:
 
     def _fit_slo(self) -> SLO:
         assert self._speed is not None
-        slo = self._speed.slo_for(self.load, self.load.rate)
+        slo = self._speed.slo_for(self.load, self._speed.mean_batch(self.load))
         self._say(f"SLO fitted to the machine: ttft={slo.ttft_ms:g},tpot={slo.tpot_ms:g},itl={slo.itl_ms:g} (ms)")
         return slo
 

@@ -18,15 +18,18 @@ from smpart.engine.deployment import Deployment
 from smpart.errors import UsageError
 from smpart.runtime.sampling import SamplingParams
 
-_SECONDS = 34.0
+_SECONDS = 30.0
 """Arrivals of one replay are spread over so many seconds; what is still queued then adds a little."""
 
-_PREFILL_LOAD, _DECODE_LOAD = 0.55, 0.6
+_PREFILL_LOAD, _DECODE_LOAD = 0.5, 0.5
 """Shares of a lane's measured speed that prompts and answers ask for."""
 
 _BURSTS = 6
-_ANSWER = (12, 96)
-"""Fewest and most tokens of an answer."""
+_ANSWER = (24, 96)
+"""Fewest and most tokens of an answer: too slow a machine gets fewer questions instead of shorter answers."""
+
+_BATCH = 4.0
+"""Sequences that decode at a time, about, while a burst is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,10 @@ class Demo:
         with watcher("measuring the machine"):
             self.speed = measure(deployment)
         self.prompts = self._compose(self.speed)
-        self.answer = self._answer_tokens(self.speed)
+        self.answer = round(min(max(self._output_tokens / len(self.prompts), _ANSWER[0]), _ANSWER[1]))
         arrivals = [Arrival(p.time_s, len(p.ids), self.answer, text=p.text) for p in self.prompts]
         self.load = Load("demo", tuple(arrivals))
-        self.slo = self.speed.slo_for(self.load, self.load.rate)
+        self.slo = self.speed.slo_for(self.load, _BATCH)
         say(
             f"measured on one lane ({self.speed.lanes}): prefill {self.speed.prefill_tok_s:.0f} tok/s, decode step "
             f"{1e3 * self.speed.step(1):.0f} ms at batch 1, {1e3 * self.speed.step(8):.0f} ms at batch 8"
@@ -71,12 +74,11 @@ class Demo:
             f"load: {len(lengths)} prompts of {lengths[0]} to {lengths[-1]} tokens in {_BURSTS} bursts over "
             f"{self.load.arrivals[-1].time_s:.0f} s, answers of at most {self.answer} tokens, seed {seed}"
         )
-        batch = self.speed.batch_at(self.load.rate * self.answer)
-        budget = self.speed.chunk_for(self.slo, batch)
+        budget = self.speed.chunk_for(self.slo, _BATCH)
         self.policies = ("mixed", f"chunked:{budget}", "smpart")
         say(
-            f"SLO fitted to this machine: TTFT {self.slo.ttft_ms:g} ms (twice the longest kind of prompt alone), TPOT "
-            f"{self.slo.tpot_ms:g} ms (twice a one-lane step at the mean batch), ITL {self.slo.itl_ms:g} ms"
+            f"SLO fitted to this machine: TTFT {self.slo.ttft_ms:g} ms (twice a long prompt alone), TPOT "
+            f"{self.slo.tpot_ms:g} ms (twice a one-lane step at batch {_BATCH:g}), ITL {self.slo.itl_ms:g} ms"
         )
         say(f"chunked takes {budget} tokens a step: the most that fits the TPOT objective here")
 
@@ -110,7 +112,8 @@ class Demo:
         bursts: list[list[str]] = [[record(round(document), i // 2)] if i % 2 else [] for i in range(_BURSTS)]
         for number in range(passages):
             bursts[number % _BURSTS].append(passage(number))
-        for number, question in enumerate(QUESTIONS):
+        room = round(self._output_tokens / _ANSWER[0]) - documents - passages
+        for number, question in enumerate(QUESTIONS[: max(_BURSTS, room)]):
             bursts[(number + 3) % _BURSTS].append(question)
         prompts = []
         for number, texts in enumerate(bursts):
@@ -120,10 +123,10 @@ class Demo:
             prompts += [Prompt(float(t), x, tuple(chat_ids(tokenizer, x))) for t, x in zip(times, texts, strict=True)]
         return tuple(sorted(prompts, key=lambda p: p.time_s))
 
-    def _answer_tokens(self, speed: Speed) -> int:
-        batch = 4
-        tokens = _DECODE_LOAD * _SECONDS * batch / speed.step(batch) / len(self.prompts)
-        return round(min(max(tokens, _ANSWER[0]), _ANSWER[1]))
+    @property
+    def _output_tokens(self) -> float:
+        """Tokens of all answers together."""
+        return _DECODE_LOAD * _SECONDS * _BATCH / self.speed.step(_BATCH)
 
 
 def verdict(runs: Sequence[Run]) -> str:

@@ -59,11 +59,15 @@ class Speed:
         decode = most_batch / self.step(most_batch) / fmean(outputs)
         return load * min(prefill, decode)
 
-    def slo_for(self, load: Load, rate: float) -> SLO:
-        """Objectives that fit: TPOT twice a step of the mean batch, TTFT twice the 95th-percentile prompt's prefill."""
-        batch = min(self.batch_at(rate * fmean(a.output_tokens for a in load.arrivals)), len(load.arrivals))
+    def mean_batch(self, load: Load) -> float:
+        """Sequences that decode at a time on a lane that keeps up with `load`."""
+        tokens_per_s = load.rate * fmean(a.output_tokens for a in load.arrivals)
+        return min(max(1.0, self.batch_at(tokens_per_s)), len(load.arrivals))
+
+    def slo_for(self, load: Load, batch: float) -> SLO:
+        """Objectives that fit: TPOT twice a step of `batch`, TTFT twice the 95th-percentile prompt's prefill."""
         prompt = float(np.percentile([a.prompt_tokens for a in load.arrivals], 95))
-        tpot = 2e3 * self.step(max(1.0, batch))
+        tpot = 2e3 * self.step(batch)
         return SLO(ttft_ms=_round(max(2e3 * prompt / self.prefill_tok_s, 2 * tpot)), tpot_ms=_round(tpot))
 
     def chunk_for(self, slo: SLO, batch: float) -> int:
