@@ -74,13 +74,14 @@ class Demo:
             f"load: {len(lengths)} prompts of {lengths[0]} to {lengths[-1]} tokens in {_BURSTS} bursts over "
             f"{self.load.arrivals[-1].time_s:.0f} s, answers of at most {self.answer} tokens, seed {seed}"
         )
-        budget = self.speed.chunk_for(self.slo, _BATCH)
+        prompt_tok_s = sum(lengths) / _SECONDS
+        budget = self.speed.chunk_for(self.slo, _BATCH, prompt_tok_s)
         self.policies = ("mixed", f"chunked:{budget}", "smpart")
         say(
             f"SLO fitted to this machine: TTFT {self.slo.ttft_ms:g} ms (twice a long prompt alone), TPOT "
             f"{self.slo.tpot_ms:g} ms (twice a one-lane step at batch {_BATCH:g}), ITL {self.slo.itl_ms:g} ms"
         )
-        say(f"chunked takes {budget} tokens a step: the most that fits the TPOT objective here")
+        say(f"chunked takes {budget} tokens a step: what fits the TPOT objective, or more if it could not keep up")
 
     def runs(self) -> Iterator[Run]:
         """The same load under each policy, one after another."""

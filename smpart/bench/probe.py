@@ -70,10 +70,17 @@ class Speed:
         tpot = 2e3 * self.step(batch)
         return SLO(ttft_ms=_round(max(2e3 * prompt / self.prefill_tok_s, 2 * tpot)), tpot_ms=_round(tpot))
 
-    def chunk_for(self, slo: SLO, batch: float) -> int:
-        """The largest power of two, 32 to 2048, of tokens whose hybrid step on the whole device takes one TPOT."""
-        room = (slo.tpot_ms / 1e3 - self.step(batch)) * self.whole_tok_s
-        return int(2 ** min(11, max(5, math.floor(math.log2(max(room, 1.0))))))
+    def chunk_for(self, slo: SLO, batch: float, prompt_tok_s: float) -> int:
+        """A fair token budget for chunked prefill: a power of two from 32 to 2048.
+
+        The largest whose hybrid step on the whole device takes one TPOT, but no less than what keeps up with
+        `prompt_tok_s` prompt tokens per second and a quarter more.
+        """
+        budgets = [2**k for k in range(5, 12)]
+        seconds = {budget: self.step(batch) + budget / self.whole_tok_s for budget in budgets}
+        fit = max((b for b in budgets if seconds[b] <= slo.tpot_ms / 1e3), default=budgets[0])
+        keeps_up = (b for b in budgets if b / seconds[b] >= 1.25 * prompt_tok_s)
+        return max(fit, next(keeps_up, budgets[-1]))
 
 
 def even_split(splits: Sequence[Split]) -> str:
