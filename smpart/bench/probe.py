@@ -76,7 +76,7 @@ class Speed:
         The largest whose hybrid step on the whole device takes one TPOT, but no less than what keeps up with
         `prompt_tok_s` prompt tokens per second and a quarter more.
         """
-        budgets = [2**k for k in range(5, 12)]
+        budgets = [1 << k for k in range(5, 12)]
         seconds = {budget: self.step(batch) + budget / self.whole_tok_s for budget in budgets}
         fit = max((b for b in budgets if seconds[b] <= slo.tpot_ms / 1e3), default=budgets[0])
         keeps_up = (b for b in budgets if b / seconds[b] >= 1.25 * prompt_tok_s)
