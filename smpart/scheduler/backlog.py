@@ -9,7 +9,8 @@ one start in `SHARE` goes to whoever has waited longest once its age passes `AGE
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,7 @@ _WEIGHED = 16
 """Rows, by earliest deadline, of which the best subset to save is sought; those behind them keep their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
+class Backlog(NamedTuple):
     """Rows to prefill, first to serve first.
 
     Attributes:
@@ -52,6 +52,10 @@ class Backlog:
         return Backlog(
             self.rows[stay], self.starts[stay], self.tokens[stay], self.work[stay], self.deadlines[stay], self.saved
         )
+
+
+_NONE = np.zeros(0)
+NOBODY = Backlog(_NONE.astype(np.intp), _NONE.astype(np.int32), _NONE.astype(np.int32), _NONE, _NONE, 0)
 
 
 class Turns:
@@ -94,16 +98,60 @@ def backlog(snapshot: Snapshot, costs: Costs, turns: Turns, ahead: float, speed:
     table, now, begun = snapshot.table, snapshot.now, snapshot.prefilling
     rows, starts = snapshot.waiting, memory.first_token(snapshot, snapshot.waiting)
     if begun.size:
-        rows, starts = np.concatenate((begun, rows)), np.concatenate((table.computed[begun], starts))
-    tokens = table.known[rows] - starts
+        rows, starts = np.concatenate((begun, rows)), np.concatenate((table.computed.take(begun), starts))
+    tokens = table.known.take(rows) - starts
     work = costs.work(tokens)
-    deadlines = table.ttft_deadline[rows]
-    order, first, saved = _groups(table.outputs[rows] > 0, deadlines - work < now, table.best_effort[rows], deadlines)
+    deadlines = table.ttft_deadline.take(rows)
+    again, effort = table.outputs.take(rows) > 0, table.best_effort.take(rows)
+    order, first, saved = _groups(again, deadlines - work < now, effort, deadlines)
     if saved > 1:
         order, saved = _save(order, first, saved, work, deadlines, now + ahead / speed, speed)
     if saved < len(rows):
         order, saved = _aged(snapshot, turns, rows, starts, order, saved, np.minimum(work, longest) / speed)
-    return Backlog(rows[order], starts[order], tokens[order], work[order], deadlines[order], saved)
+    return Backlog(
+        rows.take(order), starts.take(order), tokens.take(order), work.take(order), deadlines.take(order), saved
+    )
+
+
+class Standing:
+    """The backlog, made anew only when rows joined, left or got on, or when time alone may have changed its order."""
+
+    def __init__(self) -> None:
+        self._rows: tuple[bytes, ...] = ()
+        self._line = NOBODY
+        self._until = -math.inf
+        self._from = self._to = self._speed = 0.0
+
+    def line(
+        self, snapshot: Snapshot, costs: Costs, turns: Turns, ahead: float, speed: float, longest: float, life: float
+    ) -> Backlog:
+        """As `backlog`, which says what the arguments are.
+
+        Args:
+            life: seconds by which the moment that the first row can be served from may move.
+        """
+        table, waiting, begun = snapshot.table, snapshot.waiting, snapshot.prefilling
+        seqs, cached = table.seq.take(waiting), table.cached.take(waiting)
+        rows: tuple[bytes, ...] = waiting.tobytes(), seqs.tobytes(), cached.tobytes()
+        if begun.size:
+            rows += begun.tobytes(), table.seq.take(begun).tobytes(), table.computed.take(begun).tobytes()
+        start = snapshot.now + ahead / speed
+        same = snapshot.now < self._until and self._from <= start <= self._to and rows == self._rows
+        if not same or abs(speed - self._speed) > 0.1 * speed:
+            line = self._line = backlog(snapshot, costs, turns, ahead, speed, longest)
+            self._rows, self._speed = rows, speed
+            self._note_life(line, snapshot.now, start, life)
+        return self._line
+
+    def _note_life(self, line: Backlog, now: float, start: float, life: float) -> None:
+        """Until when, and for which starts, the same rows can be saved."""
+        work, due = line.work[: line.saved], line.deadlines[: line.saved]
+        self._until = now + life
+        if len(work):
+            self._until = min(self._until, float(np.minimum.reduce(due - work)))
+            due = due[:_WEIGHED] - np.add.accumulate(work[:_WEIGHED]) / self._speed
+            life = min(life, float(np.minimum.reduce(due)) - start)
+        self._from, self._to = start - abs(life), start + max(0.0, life)
 
 
 def _groups(again: Bools, late: Bools, effort: Bools, deadlines: Floats) -> tuple[Rows, int, int]:
@@ -112,7 +160,7 @@ def _groups(again: Bools, late: Bools, effort: Bools, deadlines: Floats) -> tupl
     First rows that were preempted, then by deadline those that can be in time, those that cannot, best effort last;
     arrival order otherwise.
     """
-    if effort.any():
+    if np.count_nonzero(effort):
         masks = [again & ~effort, ~(again | late | effort), late & ~(again | effort), effort]
     else:
         masks = [again, ~(again | late), late & ~again]
@@ -129,10 +177,10 @@ def _save(
     """Reorder the rows that can be saved: give up the longest if not all can be, let short ones pass long ones."""
     weighed = min(saved, first + _WEIGHED)
     line = order[:weighed]
-    seconds = work[line] / speed
-    due = deadlines[line]
-    ends = start + seconds.cumsum()
-    if (ends > due)[first:].any():
+    seconds = work.take(line) / speed
+    due = deadlines.take(line)
+    ends = start + np.add.accumulate(seconds)
+    if np.count_nonzero((ends > due)[first:]):
         begin = float(ends[first - 1]) if first else start
         kept, lost = _fewest_late(seconds[first:].tolist(), due[first:].tolist(), begin)
         line = np.concatenate((line[:first], line[first:][kept]))
@@ -140,11 +188,11 @@ def _save(
         saved -= len(lost)
         seconds, due = work[line] / speed, deadlines[line]
     if len(line) - first > 1:
-        slack = float(due[first] - start - seconds[: first + 1].sum())
+        slack = float(due[first] - start - np.add.reduce(seconds[: first + 1]))
         behind = seconds[first + 1 :]
         quick = behind <= 0.25 * seconds[first]
-        quick &= (behind * quick).cumsum() <= 0.5 * slack
-        if quick.any():
+        quick &= np.add.accumulate(behind * quick) <= 0.5 * slack
+        if np.count_nonzero(quick):
             rest = line[first + 1 :]
             order = np.concatenate(
                 (line[:first], rest[quick], line[first : first + 1], rest[~quick], order[len(line) :])

@@ -19,39 +19,112 @@ TOKENS = np.array([1, *(2**n for n in range(4, 18))], dtype=np.float64)
 CHUNKS = [float(2**n) for n in range(3, 14)]
 """Hybrid chunks, likewise."""
 _TOKEN_LIST: list[float] = TOKENS.tolist()
-_BLANK = (0.0,) * 4
 _LIFE = 64
-"""Decisions after which a remembered prediction is asked for anew."""
+"""Decisions after which a remembered step is asked for anew."""
+_PACE = 4
+"""Every so many decisions one entry of the prefill work is asked for anew."""
+_LEARNING = 64
+"""...but at each of the first decisions, when the predictor learns most."""
+_FORGET = 1024
+"""Options not used for so many decisions are asked for anew altogether."""
 _MOST = 512
-"""Remembered tables."""
+"""Remembered shapes."""
 
 
-class Options(NamedTuple):
-    """What each way to run the next decode step and the prefills beside it would take.
+class Beside(NamedTuple):
+    """A split, seen from both sides.
+
+    Attributes:
+        mean, upper: seconds of the step beside the prefill.
+        speed, sure: pace of the prefill beside the step, expected and at least; 1 = on the whole device, alone.
+    """
+
+    mean: float
+    upper: float
+    speed: float
+    sure: float
+
+
+class Options:
+    """What each way to run the next decode step and the prefills beside it would take; asked when first needed.
 
     Attributes:
         alone: one step on the whole device, nothing beside it.
         prefill: seconds of the head prefill on the whole device, alone (mean).
-        step_mean, step_upper: [splits + 4] the step beside the prefill; the last four are left to the choice.
-        speed_mean, speed_sure: [splits + 4] pace of the prefill beside the step, 1 = on the whole device, alone.
-        chunk_mean, chunk_upper: [CHUNKS] a hybrid step with so many prompt tokens.
+        used: when it was last looked up, in decisions.
     """
 
-    alone: Estimate
-    prefill: float
-    step_mean: Floats
-    step_upper: Floats
-    speed_mean: Floats
-    speed_sure: Floats
-    chunk_mean: list[float]
-    chunk_upper: list[float]
+    __slots__ = ("_behind", "_beside", "_head", "_hybrids", "_splits", "_step", "_turn", "_units", "alone", "prefill",
+                 "used")  # fmt: skip
+
+    def __init__(
+        self, predictor: Predictor, step: Shape, tokens: int, behind: int, splits: tuple[Split, ...], units: int
+    ) -> None:
+        self._step, self._behind, self._units, self._splits = step, behind, units, splits
+        self._head = Shape.prefill([(tokens, behind)])
+        self._beside: list[Beside | None] = [None] * len(splits)
+        self._hybrids: list[Estimate | None] = [None] * len(CHUNKS)
+        self._turn = 0
+        self.used = 0
+        self.alone = predictor.predict(step, units)
+        self.prefill = predictor.predict(self._head, units).mean
+
+    def refresh(self, predictor: Predictor) -> None:
+        """Ask anew for one of the things that were asked for before, in turn."""
+        self._turn = turn = (self._turn + 1) % (2 + len(CHUNKS) + len(self._splits))
+        if turn == 0:
+            self.alone = predictor.predict(self._step, self._units)
+        elif turn == 1:
+            self.prefill = predictor.predict(self._head, self._units).mean
+        elif turn < 2 + len(CHUNKS):
+            if self._hybrids[turn - 2] is not None:
+                self._ask_hybrid(predictor, turn - 2)
+        elif self._beside[turn - 2 - len(CHUNKS)] is not None:
+            self._ask_beside(predictor, turn - 2 - len(CHUNKS))
+
+    def beside(self, predictor: Predictor, place: int) -> Beside:
+        """Both sides of the split at `place`."""
+        return self._beside[place] or self._ask_beside(predictor, place)
+
+    def hybrid(self, predictor: Predictor, limit: float) -> tuple[int, float, float]:
+        """The hybrid step whose upper bound is `limit`: its prompt tokens, and its mean and upper bound in seconds.
+
+        At least the smallest chunk, at most the largest; interpolated in between.
+        """
+        low, high = 0, len(CHUNKS)
+        while low < high:
+            middle = (low + high) // 2
+            if (self._hybrids[middle] or self._ask_hybrid(predictor, middle)).upper <= limit:
+                low = middle + 1
+            else:
+                high = middle
+        below = self._hybrids[max(0, low - 1)] or self._ask_hybrid(predictor, max(0, low - 1))
+        if low in (0, len(CHUNKS)):
+            return int(CHUNKS[max(0, low - 1)]), below.mean, below.upper
+        above = self._hybrids[low] or self._ask_hybrid(predictor, low)
+        share = (limit - below.upper) / max(1e-12, above.upper - below.upper)
+        chunk = CHUNKS[low - 1] + share * (CHUNKS[low] - CHUNKS[low - 1])
+        return int(chunk), below.mean + share * (above.mean - below.mean), limit
+
+    def _ask_beside(self, predictor: Predictor, place: int) -> Beside:
+        split = self._splits[place]
+        step = predictor.predict(self._step, split.decode, self._head)
+        head = predictor.predict(self._head, split.prefill, self._step)
+        found = Beside(step.mean, step.upper, self.prefill / head.mean, self.prefill / head.upper)
+        self._beside[place] = found
+        return found
+
+    def _ask_hybrid(self, predictor: Predictor, place: int) -> Estimate:
+        step = self._step.join(Shape.prefill([(int(CHUNKS[place]), self._behind)]))
+        found = self._hybrids[place] = predictor.predict(step, self._units)
+        return found
 
 
 class Costs:
     """Asks the predictor, rarely. One per policy; prefill work is refreshed a few entries at a time."""
 
     def __init__(self) -> None:
-        self._options: dict[tuple[int, ...], tuple[int, Options]] = {}
+        self._options: dict[tuple[int, ...], Options] = {}
         self._steps: dict[tuple[int, int, int], tuple[int, Estimate]] = {}
         self._raw: list[float] = []
         self._work = np.zeros(0)
@@ -65,16 +138,18 @@ class Costs:
         self._tick += 1
         if not self._raw:
             self._raw = [_prefill_seconds(predictor, int(n), units) for n in TOKENS]
+        elif self._tick > _LEARNING and self._tick % _PACE:
+            return
         else:
-            self._next = (self._next + 1) % len(TOKENS)
-            self._raw[self._next] = _prefill_seconds(predictor, int(TOKENS[self._next]), units)
-            if self._next and self._work.size:
+            self._next = (self._next + 1) % len(self._raw)
+            self._raw[self._next] = _prefill_seconds(predictor, int(_TOKEN_LIST[self._next]), units)
+            if self._next:
                 return
-        self._work = np.maximum.accumulate(np.asarray(self._raw))
-        self._work_list = self._work.tolist()
-        doubled = self._work[2:] > 1.9 * self._work[1:-1]
-        self.saturation = float(TOKENS[1 + int(np.argmax(doubled))]) if doubled.any() else float(TOKENS[8])
-        if len(self._options) > _MOST:
+        self._work_list = list(accumulate(self._raw, max))
+        self._work = np.array(self._work_list)
+        longer = zip(self._work_list[1:], self._work_list[2:], _TOKEN_LIST[1:], strict=False)
+        self.saturation = next((tokens for short, long, tokens in longer if long > 1.9 * short), _TOKEN_LIST[8])
+        if len(self._options) + len(self._steps) > _MOST:
             self._options.clear()
             self._steps.clear()
 
@@ -107,29 +182,13 @@ class Costs:
         tokens, behind = _round(head.prefill_tokens, 2), _round(head.prefill_context, 1)
         key = (_round(batch, 4), _round(context, 3), tokens, behind)
         found = self._options.get(key)
-        if found is None or self._tick - found[0] > _LIFE:
-            found = self._tick, _ask(predictor, Shape.decode(key[0], key[1]), tokens, behind, splits, units)
+        if found is None or self._tick - found.used > _FORGET:
+            found = Options(predictor, Shape.decode(key[0], key[1]), tokens, behind, splits, units)
             self._options[key] = found
-        return found[1]
-
-
-def _ask(predictor: Predictor, step: Shape, tokens: int, behind: int, splits: tuple[Split, ...], units: int) -> Options:
-    predict = predictor.predict
-    head = Shape.prefill([(tokens, behind)])
-    prefill = predict(head, units).mean
-    steps = [predict(step, split.decode, head) for split in splits]
-    heads = [predict(head, split.prefill, step) for split in splits]
-    hybrids = [predict(step.join(Shape.prefill([(int(n), behind)])), units) for n in CHUNKS]
-    return Options(
-        predict(step, units),
-        prefill,
-        np.array([*(e.mean for e in steps), *_BLANK]),
-        np.array([*(e.upper for e in steps), *_BLANK]),
-        np.array([*(prefill / e.mean for e in heads), *_BLANK]),
-        np.array([*(prefill / e.upper for e in heads), *_BLANK]),
-        list(accumulate((e.mean for e in hybrids), max)),
-        list(accumulate((e.upper for e in hybrids), max)),
-    )
+        elif self._tick != found.used:
+            found.refresh(predictor)
+        found.used = self._tick
+        return found
 
 
 def _prefill_seconds(predictor: Predictor, tokens: int, units: int) -> float:

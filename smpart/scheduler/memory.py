@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +12,11 @@ from smpart.scheduler.table import State
 
 Counts = NDArray[np.signedinteger[Any]]
 
+_LEAVING = int(State.LEAVING)
+"""A plain number: looking a member up in its enumeration costs more than the comparison it is for."""
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+
+class Fit(NamedTuple):
     """Which of the rows that asked for blocks have them.
 
     Attributes:
@@ -33,7 +34,7 @@ class Fit:
 
 def first_token(snapshot: Snapshot, waiting: Rows) -> Counts:
     """First token position that waiting rows have to compute: behind the prefix hit, but never past the last token."""
-    first: Counts = np.minimum(snapshot.table.cached[waiting], snapshot.table.known[waiting] - 1)
+    first: Counts = np.minimum(snapshot.table.cached.take(waiting), snapshot.table.known.take(waiting) - 1)
     return first
 
 
@@ -51,7 +52,7 @@ def fit_decode(snapshot: Snapshot) -> Fit:
     """
     rows = snapshot.running
     table = snapshot.table
-    need = table.computed[rows] // snapshot.block_tokens >= table.blocks[rows]
+    need = table.computed.take(rows) >= table.blocks.take(rows) * snapshot.block_tokens
     total = int(np.count_nonzero(need))
     if total <= snapshot.free_blocks:
         return Fit(rows, (), snapshot.free_blocks - total, False)
@@ -80,7 +81,7 @@ def squeeze(snapshot: Snapshot, rows: Rows, need: Counts, idle: Rows) -> Fit:
     order = np.lexsort((table.seq[everyone], table.best_effort[everyone]))
     line, wants_list = everyone[order].tolist(), wants[order].tolist()
     free = snapshot.free_blocks
-    coming = int(table.blocks[table.state == State.LEAVING].sum())
+    coming = int(table.blocks[table.state == _LEAVING].sum())
     kept: list[int] = []
     preempt: list[int] = []
     place, tail, waits = 0, len(line), False
@@ -116,7 +117,7 @@ def unblock(snapshot: Snapshot, row: int) -> tuple[int, ...]:
     Prefilling rows that arrived after it give way, the latest first, until one block is free.
     """
     table = snapshot.table
-    if snapshot.running.size or snapshot.forwards or np.any(table.state == State.LEAVING):
+    if snapshot.running.size or snapshot.forwards or np.any(table.state == _LEAVING):
         return ()
     others = snapshot.prefilling[snapshot.prefilling != row]
     others = others[(table.blocks[others] > 0) & (table.flying[others] == 0)]

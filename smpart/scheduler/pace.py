@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from smpart.scheduler.snapshot import Rows
 from smpart.scheduler.table import RequestTable
 
+Floats = NDArray[np.float64]
+
 _AIM = 0.97
 """Share of the TPOT objective that the pace is set to, so that errors of prediction stay inside the objective."""
 _CATCH_UP = 0.9
@@ -16,7 +18,77 @@ _BEST_EFFORT_GAPS = 10.0
 """A best-effort reader is owed a token every so many ITL objectives."""
 
 
-def token_deadlines(table: RequestTable, rows: Rows, start: float, fastest: float) -> NDArray[np.float64]:
+class Readers:
+    """Rows that take a step together, and what of them stays the same from step to step.
+
+    Attributes:
+        tuple: the rows again, as a plan wants them.
+        tpot: the tightest TPOT objective among them, seconds.
+    """
+
+    __slots__ = (
+        "_aim",
+        "_best_effort",
+        "_context",
+        "_first",
+        "_gaps",
+        "_itl",
+        "_seqs",
+        "_tpot",
+        "rows",
+        "tpot",
+        "tuple",
+    )
+
+    def __init__(self, table: RequestTable, rows: Rows) -> None:
+        self.rows = rows
+        self.tuple = tuple(rows.tolist())
+        self._seqs = table.seq.take(rows)
+        computed = table.computed.take(rows)
+        self._context = int(np.add.reduce(computed, dtype=np.int64)) + len(rows)
+        self._first = int(computed[0]) if len(rows) else 0
+        self._tpot, self._itl = table.tpot.take(rows), table.itl.take(rows)
+        self._aim, self._gaps = _AIM * self._tpot, _CATCH_UP * self._tpot
+        effort = table.best_effort.take(rows)
+        self._best_effort = effort if np.count_nonzero(effort) else None
+        self.tpot = float(np.minimum.reduce(self._tpot)) if len(rows) else np.inf
+
+    def still(self, table: RequestTable, rows: Rows) -> Readers:
+        """These if they are still the same requests, else new ones."""
+        same = rows.tobytes() == self.rows.tobytes() and table.seq.take(rows).tobytes() == self._seqs.tobytes()
+        return self if same else Readers(table, rows)
+
+    def context(self, table: RequestTable) -> int:
+        """Tokens that the next step attends to, in all: the rows grow together, one token a step."""
+        if not self.tuple:
+            return 0
+        return self._context + len(self.tuple) * (int(table.computed[self.tuple[0]]) - self._first)
+
+    def due(self, table: RequestTable, start: float, fastest: float) -> Floats:
+        """See `token_deadlines`."""
+        rows = self.rows
+        ahead = table.ahead.take(rows)
+        flying = np.count_nonzero(ahead)
+        previous: float | Floats = start
+        if flying < len(rows):
+            previous = table.last_token.take(rows)
+            if flying:
+                previous = np.where(ahead > 0, start, previous)
+        ahead += table.outputs.take(rows)
+        pace = ahead * self._aim
+        pace += table.first_token.take(rows)
+        gaps = self._gaps
+        if self.tpot < fastest:
+            gaps = np.where(self._tpot < fastest, 2.0 * fastest, gaps)
+        owed = previous + gaps
+        due: Floats = np.fmax(pace, owed, out=pace)
+        np.minimum(due, np.maximum(previous + self._itl, owed, out=owed), out=due)
+        if self._best_effort is not None:
+            due = np.where(self._best_effort, previous + _BEST_EFFORT_GAPS * self._itl, due)
+        return np.fmax(due, start + 1.15 * fastest, out=due)
+
+
+def token_deadlines(table: RequestTable, rows: Rows, start: float, fastest: float) -> Floats:
     """When the next token of each row that is not launched yet has to be there; seconds on the engine's clock.
 
     A row ahead of its reading pace (first token + n × TPOT) has slack up to its ITL objective; a row behind it must
@@ -27,16 +99,4 @@ def token_deadlines(table: RequestTable, rows: Rows, start: float, fastest: floa
         start: when the step now in flight ends, the last of the rows' launched tokens with it (now, if none is).
         fastest: seconds of the next step on the whole device.
     """
-    ahead, tpot, itl = table.ahead[rows], table.tpot[rows], table.itl[rows]
-    previous = np.where(ahead > 0, start, table.last_token[rows])
-    pace = table.first_token[rows] + (table.outputs[rows] + ahead) * (tpot * _AIM)
-    gaps = _CATCH_UP * tpot
-    if tpot.min() < fastest:
-        gaps[tpot < fastest] = 2.0 * fastest
-    owed = previous + gaps
-    due = np.minimum(np.fmax(pace, owed), np.maximum(previous + itl, owed))
-    effort = table.best_effort[rows]
-    if effort.any():
-        due = np.where(effort, previous + _BEST_EFFORT_GAPS * itl, due)
-    deadlines: NDArray[np.float64] = np.fmax(due, start + 1.15 * fastest)
-    return deadlines
+    return Readers(table, rows).due(table, start, fastest)

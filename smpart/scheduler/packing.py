@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from smpart.partition import Shape
 from smpart.scheduler import memory
@@ -12,8 +12,7 @@ from smpart.scheduler.plan import Piece
 from smpart.scheduler.snapshot import Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Pack:
+class Pack(NamedTuple):
     """Pieces of one forward.
 
     Attributes:
@@ -25,11 +24,13 @@ class Pack:
     preempt: tuple[int, ...] = ()
 
 
+_MOST_ROWS = 64
+"""Rows of one forward at most, unless some were begun."""
+
 EMPTY = Pack((), Shape())
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """What may be taken for prefill now.
 
     Attributes:
@@ -67,11 +68,14 @@ def pack(snapshot: Snapshot, backlog: Backlog, room: Room, limit: int, enough: f
     """
     table, size = snapshot.table, snapshot.block_tokens
     begun = set(snapshot.prefilling.tolist())
+    if not begun and (room.rows <= 0 or room.fresh <= 0):
+        return EMPTY
     closed = False
     blocks, fresh, rows, left = room.blocks, room.fresh, room.rows, limit
     pieces: list[Piece] = []
     chunks: list[tuple[int, int]] = []
-    for place, row in enumerate(backlog.rows.tolist()):
+    line = backlog.rows if begun else backlog.rows[:_MOST_ROWS]
+    for place, row in enumerate(line.tolist()):
         if left <= 0 or limit - left >= enough or (closed and not begun):
             break
         start, tokens = int(backlog.starts[place]), int(backlog.tokens[place])

@@ -14,22 +14,22 @@ cannot be in time any more go behind those that can; ``smpart:refuse`` refuses t
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from smpart.errors import UsageError
 from smpart.partition import Shape, Split
 from smpart.scheduler import memory
-from smpart.scheduler.backlog import Backlog, Turns, backlog
-from smpart.scheduler.choice import Choice, Demand, Kind, Sides, choose
+from smpart.scheduler.backlog import NOBODY, Backlog, Standing, Turns
+from smpart.scheduler.choice import Choice, Demand, Kind, choose
 from smpart.scheduler.costs import Costs
 from smpart.scheduler.memory import Fit
-from smpart.scheduler.pace import token_deadlines
-from smpart.scheduler.packing import Pack, pack, room
+from smpart.scheduler.pace import Readers
+from smpart.scheduler.packing import EMPTY, Pack, pack, room
 from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill, Step
 from smpart.scheduler.registry import Setup, register
 from smpart.scheduler.snapshot import ForwardView, Snapshot
+from smpart.scheduler.table import RequestTable
 
 PAUSE = 1.0
 STARVE = 2.0
@@ -42,6 +42,9 @@ WIDEN = 1.02
 
 _COUNTED = 16
 """Prefills whose deadlines are counted."""
+_SPLIT, _HYBRID, _, _PREFILL = Kind
+
+Refusals = tuple[tuple[int, str], ...]
 
 
 @register("smpart")
@@ -57,100 +60,105 @@ class Smpart:
         self._ttft = setup.slo.ttft_ms / 1e3
         self._costs = Costs()
         self._turns = Turns()
+        self._standing = Standing()
+        self._readers = Readers(RequestTable(0), np.zeros(0, dtype=np.intp))
         self._last = Choice(Kind.DECODE, Split(0, 1), 1.0)
         self._active: dict[int, float] = {}
         self._fed = -math.inf
         self._all: tuple[Split, ...] = ()
-        self._sides = Sides((), np.zeros(4), np.zeros(4))
+        self._proper: tuple[Split, ...] = ()
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """The next plan."""
         self._costs.tick(snapshot.predictor, snapshot.units)
         fit = memory.fit_decode(snapshot)
-        speed = max(0.2, self._last.speed)
-        longest = self._group * snapshot.layers
-        line = backlog(snapshot, self._costs, self._turns, self._ahead(snapshot), speed, longest)
-        refuse = self._refuse(snapshot, line)
-        if refuse:
-            line = line.without([row for row, _ in refuse])
-        space = room(snapshot, fit, self._most_rows(snapshot))
-        limit = self._costs.tokens_in(longest * speed)
-        head = pack(snapshot, line, space, limit, self._costs.saturation)
+        readers = self._readers = self._readers.still(snapshot.table, fit.rows)
+        context = readers.context(snapshot.table)
+        space = room(snapshot, fit, self._most_rows(snapshot, readers, context))
+        refuse: Refusals = ()
+        closed = not (snapshot.prefilling.size or (space.rows > 0 and space.fresh > 0) or snapshot.forwards)
+        if closed and not self._refuses:  # whatever the order of those who wait, nobody can start
+            line, head = NOBODY, EMPTY
+        else:
+            speed, longest = max(0.2, self._last.speed), self._group * snapshot.layers
+            ahead = self._ahead(snapshot)
+            line = self._standing.line(snapshot, self._costs, self._turns, ahead, speed, longest, self._group)
+            refuse = self._refuse(snapshot, line)
+            if refuse:
+                line = line.without([row for row, _ in refuse])
+            head = pack(snapshot, line, space, self._costs.tokens_in(longest * speed), self._costs.saturation)
         self._note_progress(snapshot, bool(head.pieces))
-        rows = fit.rows
-        if not rows.size:
-            return replace(self._prefill_alone(snapshot, fit, line, head), refuse=refuse)
+        if not readers.tuple:
+            return self._prefill_alone(snapshot, fit, line, head, refuse)
         if not head.pieces and not snapshot.forwards:
-            return replace(self._decode_alone(snapshot, fit, head), refuse=refuse)
-        choice = self._choose(snapshot, rows, line, head)
-        self._last = choice
-        if choice.kind is Kind.HYBRID:
+            return self._decode_alone(snapshot, fit, context, head, refuse)
+        choice = self._last = self._choose(snapshot, readers, context, line, head)
+        if choice.kind is _HYBRID:
             head = pack(snapshot, line, space, choice.chunk, math.inf)
-        reason = self._reason(choice, rows.size, line, snapshot)
+        reason = self._reason(choice, len(readers.tuple), line, snapshot)
         step = prefill = None
-        if choice.kind is not Kind.PREFILL and snapshot.decode_lane.room:
-            step = Step(tuple(rows.tolist()), head.pieces if choice.kind is Kind.HYBRID else ())
-        if choice.kind in (Kind.SPLIT, Kind.PREFILL):
-            bound = min(self._group, choice.seconds) if choice.kind is Kind.PREFILL else self._group
+        if choice.kind is not _PREFILL and snapshot.decode_lane.room:
+            step = Step(readers.tuple, head.pieces if choice.kind is _HYBRID else ())
+        if choice.kind is _SPLIT or choice.kind is _PREFILL:
+            bound = min(self._group, choice.seconds) if choice.kind is _PREFILL else self._group
             prefill = self._prefill(snapshot, line, head, choice.split.prefill, bound, choice.drain)
         return Plan(choice.split, prefill, step, preempt=fit.preempt, refuse=refuse, reason=reason)
 
     # ---- one side only
 
-    def _prefill_alone(self, snapshot: Snapshot, fit: Fit, line: Backlog, head: Pack) -> Plan:
+    def _prefill_alone(self, snapshot: Snapshot, fit: Fit, line: Backlog, head: Pack, refuse: Refusals) -> Plan:
         """Nothing to decode: prefill has the device."""
         preempt = fit.preempt + head.preempt
         if not head.pieces and not snapshot.forwards:
-            return Plan(snapshot.split, preempt=preempt, reason="nothing can be launched")
+            return Plan(snapshot.split, preempt=preempt, refuse=refuse, reason="nothing can be launched")
         whole = Split(snapshot.units, 0)
         self._last = Choice(Kind.PREFILL, whole, 1.0)
         prefill = self._prefill(snapshot, line, head, snapshot.units, self._group, False)
-        return Plan(whole, prefill, preempt=preempt, reason="nothing to decode: prefill has the device")
+        return Plan(whole, prefill, preempt=preempt, refuse=refuse, reason="nothing to decode: prefill has the device")
 
-    def _decode_alone(self, snapshot: Snapshot, fit: Fit, head: Pack) -> Plan:
+    def _decode_alone(self, snapshot: Snapshot, fit: Fit, context: int, head: Pack, refuse: Refusals) -> Plan:
         """No prefill to launch: decode has the device, unless the units would not speed it up."""
-        rows, held = fit.rows, snapshot.split
+        batch, held = len(fit.rows), snapshot.split
         split = Split(0, snapshot.units)
         if 0 < held.decode < snapshot.units:
-            batch, context = len(rows), int(snapshot.table.computed[rows].sum())
             now = self._costs.step(snapshot.predictor, batch, context, held.decode).mean
             if now <= WIDEN * self._costs.step(snapshot.predictor, batch, context, snapshot.units).mean:
                 split = held
-        step = Step(tuple(rows.tolist())) if snapshot.decode_lane.room else None
+        step = Step(self._readers.tuple) if snapshot.decode_lane.room else None
         reason = "no prefill waits" if not snapshot.waiting.size else "no room to admit"
-        return Plan(split, step=step, preempt=fit.preempt + head.preempt, reason=f"{reason}: decode on {split.decode}")
+        preempt = fit.preempt + head.preempt
+        return Plan(split, step=step, preempt=preempt, refuse=refuse, reason=f"{reason}: decode on {split.decode}")
 
     # ---- both sides
 
-    def _choose(self, snapshot: Snapshot, rows: np.ndarray, line: Backlog, head: Pack) -> Choice:
-        table = snapshot.table
+    def _choose(self, snapshot: Snapshot, readers: Readers, context: int, line: Backlog, head: Pack) -> Choice:
         if snapshot.splits is not self._all:
             self._all = snapshot.splits
-            self._sides = Sides.of(snapshot.splits)
-        batch, context = len(rows), int(table.computed[rows].sum()) + len(rows)
-        shape = head.shape if head.pieces else snapshot.forwards[-1].shape
-        options = self._costs.options(snapshot.predictor, batch, context, shape, self._sides.splits, snapshot.units)
+            self._proper = tuple(split for split in snapshot.splits if not split.exclusive)
+        predictor, forwards = snapshot.predictor, snapshot.forwards
+        shape = head.shape if head.pieces else forwards[-1].shape
+        options = self._costs.options(predictor, len(readers.tuple), context, shape, self._proper, snapshot.units)
         begin = max(snapshot.now, snapshot.decode_lane.busy_until)
-        due = token_deadlines(table, rows, begin, options.alone.upper)
+        due = readers.due(snapshot.table, begin, options.alone.upper)
         due.sort()
         count = min(len(line.rows), max(len(head.pieces), min(line.saved, _COUNTED)))
-        work, first, weight = line.work[:count], line.deadlines[:count], np.ones(count)
-        if snapshot.forwards:
-            started = [(self._left(snapshot, f), self._due(snapshot, f), len(f.rows)) for f in snapshot.forwards]
-            ahead = np.array(started)
-            work, first = np.concatenate((ahead[:, 0], work)), np.concatenate((ahead[:, 1], first))
-            weight = np.concatenate((ahead[:, 2], weight))
+        work, first, weight = line.work[:count].tolist(), line.deadlines[:count].tolist(), [1] * count
+        if forwards:
+            work = [self._left(snapshot, forward) for forward in forwards] + work
+            first = [self._due(snapshot, forward) for forward in forwards] + first
+            weight = [len(forward.rows) for forward in forwards] + weight
         demand = Demand(
-            due,
-            float(table.tpot[rows].min()),
+            due.tolist(),
+            readers.tpot,
             work,
             first,
             weight,
+            self._ttft,
             options.prefill / max(1, shape.prefill_tokens),
             options.prefill / snapshot.layers,
             snapshot.now - self._fed > STARVE * self._ttft,
         )
-        return choose(snapshot, self._sides, options, demand, self._last)
+        return choose(snapshot, self._proper, predictor, options, demand, self._last)
 
     def _prefill(
         self, snapshot: Snapshot, line: Backlog, head: Pack, units: int, bound: float, drain: bool
@@ -195,7 +203,7 @@ class Smpart:
         return whole * (forward.layers_left + 0.5 * bool(forward.inflight)) / snapshot.layers
 
     def _due(self, snapshot: Snapshot, forward: ForwardView) -> float:
-        return float(snapshot.table.ttft_deadline[list(forward.rows)].min())
+        return float(min(snapshot.table.ttft_deadline[row] for row in forward.rows))
 
     def _ahead(self, snapshot: Snapshot) -> float:
         return sum(self._left(snapshot, forward) for forward in snapshot.forwards)
@@ -224,24 +232,23 @@ class Smpart:
         ):
             self._fed = now
 
-    def _most_rows(self, snapshot: Snapshot) -> int:
+    def _most_rows(self, snapshot: Snapshot, readers: Readers, context: int) -> int:
         """Rows to admit at most: the largest batch whose step still holds the pace of those who read now.
 
         More would make everybody late; if even those who run are late already, nothing is gained by holding back.
         """
-        rows = snapshot.running
-        batch = len(rows)
-        if batch == 0:
+        batch, tpot = len(readers.tuple), readers.tpot
+        if batch == 0 or not snapshot.waiting.size or not snapshot.free_slots:
             return 1 << 30
-        context = int(snapshot.table.computed[rows].sum()) + batch
-        tpot = float(snapshot.table.tpot[rows].min())
         now = self._costs.step(snapshot.predictor, batch, context, snapshot.units).mean
+        if now > tpot:
+            return 1 << 30
         double = self._costs.step(snapshot.predictor, 2 * batch, 2 * context, snapshot.units).mean
-        if now > tpot or double <= tpot:
+        if double <= tpot:
             return 1 << 30
         return batch + int(batch * (tpot - now) / max(double - now, 1e-9))
 
-    def _refuse(self, snapshot: Snapshot, line: Backlog) -> tuple[tuple[int, str], ...]:
+    def _refuse(self, snapshot: Snapshot, line: Backlog) -> Refusals:
         """Waiting rows whose first token cannot be in time, if late ones are to be refused."""
         if not self._refuses:
             return ()
