@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import heapq
 import math
+from itertools import accumulate
+from operator import gt
 from typing import NamedTuple
 
 import numpy as np
@@ -177,27 +179,27 @@ def _save(
     """Reorder the rows that can be saved: give up the longest if not all can be, let short ones pass long ones."""
     weighed = min(saved, first + _WEIGHED)
     line = order[:weighed]
-    seconds = work.take(line) / speed
-    due = deadlines.take(line)
-    ends = start + np.add.accumulate(seconds)
-    if np.count_nonzero((ends > due)[first:]):
-        begin = float(ends[first - 1]) if first else start
-        kept, lost = _fewest_late(seconds[first:].tolist(), due[first:].tolist(), begin)
-        line = np.concatenate((line[:first], line[first:][kept]))
-        order = np.concatenate((line, order[weighed:saved], order[first:weighed][lost], order[saved:]))
-        saved -= len(lost)
-        seconds, due = work[line] / speed, deadlines[line]
-    if len(line) - first > 1:
-        slack = float(due[first] - start - np.add.reduce(seconds[: first + 1]))
-        behind = seconds[first + 1 :]
-        quick = behind <= 0.25 * seconds[first]
-        quick &= np.add.accumulate(behind * quick) <= 0.5 * slack
-        if np.count_nonzero(quick):
-            rest = line[first + 1 :]
-            order = np.concatenate(
-                (line[:first], rest[quick], line[first : first + 1], rest[~quick], order[len(line) :])
-            )
-    return order, saved
+    seconds, due = (work.take(line) / speed).tolist(), deadlines.take(line).tolist()
+    begin = start + sum(seconds[:first])
+    ends = accumulate(seconds[first:], initial=begin)
+    next(ends)
+    places = list(range(weighed))
+    lost: list[int] = []
+    if any(map(gt, ends, due[first:])):
+        kept, gone = _fewest_late(seconds[first:], due[first:], begin)
+        places[first:], lost = [first + place for place in kept], [first + place for place in gone]
+    if len(places) - first > 1:
+        lead = places[first]
+        left, short = 0.5 * (due[lead] - begin - seconds[lead]), 0.25 * seconds[lead]
+        quick = [p for p in places[first + 1 :] if seconds[p] <= short and (left := left - seconds[p]) >= 0.0]
+        if quick:
+            places[first:] = quick + [place for place in places[first:] if place not in quick]
+        elif not lost:
+            return order, saved
+    elif not lost:
+        return order, saved
+    order = np.concatenate((line[places], order[weighed:saved], line[lost], order[saved:]))
+    return order, saved - len(lost)
 
 
 def _fewest_late(seconds: list[float], due: list[float], start: float) -> tuple[list[int], list[int]]:

@@ -23,6 +23,8 @@ _LIFE = 64
 """Decisions after which a remembered step is asked for anew."""
 _PACE = 4
 """Every so many decisions one entry of the prefill work is asked for anew."""
+_REFRESH = 2
+"""At every so many decisions one entry of the options used is asked for anew."""
 _LEARNING = 64
 """...but at each of the first decisions, when the predictor learns most."""
 _FORGET = 1024
@@ -126,6 +128,7 @@ class Costs:
     def __init__(self) -> None:
         self._options: dict[tuple[int, ...], Options] = {}
         self._steps: dict[tuple[int, int, int], tuple[int, Estimate]] = {}
+        self._beside: dict[tuple[int, ...], tuple[int, float]] = {}
         self._raw: list[float] = []
         self._work = np.zeros(0)
         self._work_list: list[float] = []
@@ -149,9 +152,9 @@ class Costs:
         self._work = np.array(self._work_list)
         longer = zip(self._work_list[1:], self._work_list[2:], _TOKEN_LIST[1:], strict=False)
         self.saturation = next((tokens for short, long, tokens in longer if long > 1.9 * short), _TOKEN_LIST[8])
-        if len(self._options) + len(self._steps) > _MOST:
-            self._options.clear()
-            self._steps.clear()
+        for remembered in (self._options, self._steps, self._beside):
+            if len(remembered) > _MOST:
+                remembered.clear()
 
     def work(self, tokens: NDArray[np.int64] | NDArray[np.int32]) -> Floats:
         """Seconds that prompts of `tokens` tokens take, each alone on the whole device."""
@@ -175,6 +178,18 @@ class Costs:
             self._steps[key] = found
         return found[1]
 
+    def beside(self, predictor: Predictor, shape: Shape, units: int, neighbour: Shape) -> float:
+        """Expected seconds of a prefill beside a step, for how many of its layers to launch."""
+        key = (
+            _round(shape.prefill_tokens, 4), _round(shape.prefill_context, 3), shape.prefill_chunks, units,
+            _round(neighbour.decode_batch, 2), _round(neighbour.decode_context, 2),
+        )  # fmt: skip
+        found = self._beside.get(key)
+        if found is None or self._tick - found[0] > _LIFE:
+            found = self._tick, predictor.predict(shape, units, neighbour).mean / max(1, shape.prefill_tokens)
+            self._beside[key] = found
+        return found[1] * shape.prefill_tokens
+
     def options(
         self, predictor: Predictor, batch: int, context: int, head: Shape, splits: tuple[Split, ...], units: int
     ) -> Options:
@@ -185,7 +200,7 @@ class Costs:
         if found is None or self._tick - found.used > _FORGET:
             found = Options(predictor, Shape.decode(key[0], key[1]), tokens, behind, splits, units)
             self._options[key] = found
-        elif self._tick != found.used:
+        elif self._tick % _REFRESH == 0:
             found.refresh(predictor)
         found.used = self._tick
         return found

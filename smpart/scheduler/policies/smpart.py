@@ -19,6 +19,7 @@ import numpy as np
 
 from smpart.errors import UsageError
 from smpart.partition import Shape, Split
+from smpart.predictor.estimate import NOTHING
 from smpart.scheduler import memory
 from smpart.scheduler.backlog import NOBODY, Backlog, Standing, Turns
 from smpart.scheduler.choice import Choice, Demand, Kind, choose
@@ -191,7 +192,8 @@ class Smpart:
         self, snapshot: Snapshot, shape: Shape, units: int, beside: Shape, bound: float, left: int
     ) -> int | None:
         """Layers that take `bound` seconds at most (but one at least); None: all that are left."""
-        forward = snapshot.predictor.predict(shape, units, beside if units < snapshot.units else Shape()).mean
+        beside = beside if units < snapshot.units else NOTHING
+        forward = self._costs.beside(snapshot.predictor, shape, units, beside)
         layers = max(1, int(bound * snapshot.layers / forward))
         return None if layers >= left else layers
 
