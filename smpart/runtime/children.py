@@ -189,6 +189,7 @@ def _environment() -> dict[str, str]:
         # Compute threads sleep at barriers. A spinning one would hold its core for 10 ms after each work, and stall
         # the other lane or the engine whenever these share it.
         "OMP_WAIT_POLICY": "passive",
+        "GOMP_SPINCOUNT": "30000",
         "TOKENIZERS_PARALLELISM": "false",
     }
     path = os.pathsep.join(dict.fromkeys(_module_path()))
