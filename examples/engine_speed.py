@@ -1,8 +1,8 @@
 """How fast the engine decodes, side by side with transformers on the same cores.
 
 One stream against plain ``generate``; eight streams against static-batch ``generate`` and against transformers' own
-continuous batching (``generate_batch``). Runs are interleaved, so that a noisy machine is noisy to all alike; ratios are
-taken pair by pair, and the median and the spread of them are what counts.
+continuous batching (``generate_batch``). Runs are interleaved, so that a noisy machine is noisy to all alike; ratios
+are taken pair by pair, and their median and spread are what counts.
 
     python examples/engine_speed.py --json
 """

@@ -21,12 +21,11 @@ import numpy as np
 
 import smpart
 from smpart.bench.host import host
-from smpart.bench.load import Load
+from smpart.bench.load import Arrival, Load
 from smpart.bench.metrics import itl_ms, met, ttft_ms
 from smpart.bench.probe import measure
 from smpart.bench.replay import Job, Replay, replay
 from smpart.bench.source import random_prompt
-from smpart.bench.synthetic import synthetic
 from smpart.engine import Deployment
 
 BUDGETS = (32, 64, 128, 256, 512, 1024, 2048)
@@ -47,9 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--backend", default="cores")
-    parser.add_argument("--trace", default="synth:longdoc:bursty")
-    parser.add_argument("--requests", type=int, default=20)
-    parser.add_argument("--max-len", type=int, default=1536, help="longest request; the trace's lengths shrink to fit")
+    parser.add_argument("--requests", type=int, default=18)
+    parser.add_argument("--document", type=int, default=700, help="tokens of a long prompt, every sixth one")
     parser.add_argument(
         "--load", type=float, default=0.6, help="share of the prefill lane's speed that prompts ask for"
     )
@@ -58,10 +56,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
-    kv = smpart.KVConfig(max_len=options.max_len, max_requests=64, prefix_cache=False)
+    kv = smpart.KVConfig(max_len=2 * options.document, max_requests=64, prefix_cache=False)
     with Deployment.open(options.model, backend=options.backend, kv=kv) as deployment:
         speed = measure(deployment)
-        load = synthetic(options.trace, options.requests, options.max_len, options.seed)
+        load = bursts(options.requests, options.document, options.seed)
         lengths = [a.prompt_tokens for a in load.arrivals], [a.output_tokens for a in load.arrivals]
         load = load.at_rate(speed.rate_for(*lengths, options.load), options.seed)
         batch = speed.mean_batch(load)
@@ -99,6 +97,18 @@ def main() -> None:
             "rows": rows,
         }
         print(json.dumps(record))
+
+
+def bursts(count: int, document: int, seed: int) -> Load:
+    """Bursts of six: five questions of some dozens of tokens and one document; answers of about 32 tokens."""
+    rng = np.random.default_rng(seed)
+    arrivals = []
+    for number in range(count):
+        long = number % 6 == 2
+        prompt = int(document * rng.uniform(0.8, 1.2)) if long else int(rng.integers(16, 64))
+        when = number // 6 + 0.3 * float(rng.random())  # a burst takes a third of the time between two
+        arrivals.append(Arrival(when, prompt, int(rng.integers(24, 40))))
+    return Load("bursts", tuple(sorted(arrivals, key=lambda a: a.time_s)))
 
 
 def serve(deployment: Deployment, policy: str, slo: smpart.SLO, load: Load, seed: int) -> Replay:

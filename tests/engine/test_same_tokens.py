@@ -24,10 +24,9 @@ NEW = 12
 
 
 def reference(model, prompt: list[int], tokens: int) -> list[int]:
+    model.generation_config.eos_token_id = None  # as an argument, None would be filled in again from here
     with torch.inference_mode():
-        answer = model.generate(
-            torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None
-        )
+        answer = model.generate(torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, pad_token_id=0)
     return answer[0, len(prompt) :].tolist()
 
 

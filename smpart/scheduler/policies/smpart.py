@@ -145,7 +145,7 @@ class Smpart:
         count = min(len(line.rows), max(len(head.pieces), min(line.saved, _COUNTED)))
         work, first, weight = line.work[:count].tolist(), line.deadlines[:count].tolist(), [1] * count
         if forwards:
-            work = [self._left(snapshot, forward) for forward in forwards] + work
+            work = [self._until_first(snapshot, forward) for forward in forwards] + work
             first = [self._due(snapshot, forward) for forward in forwards] + first
             weight = [len(forward.rows) for forward in forwards] + weight
         demand = Demand(
@@ -203,6 +203,12 @@ class Smpart:
         """Seconds of work left in a forward, on the whole device, alone."""
         whole = self._costs.work_of(forward.shape.prefill_tokens)
         return whole * (forward.layers_left + 0.5 * bool(forward.inflight)) / snapshot.layers
+
+    def _until_first(self, snapshot: Snapshot, forward: ForwardView) -> float:
+        """Seconds of work until each of its rows has its first token: a long prompt may end in a later forward."""
+        table = snapshot.table
+        rest = sum(int(table.known[row]) - int(table.computed[row]) for row in forward.rows)
+        return self._left(snapshot, forward) + (self._costs.work_of(rest) if rest > 0 else 0.0)
 
     def _due(self, snapshot: Snapshot, forward: ForwardView) -> float:
         return float(min(snapshot.table.ttft_deadline[row] for row in forward.rows))
