@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from smpart.errors import UsageError
 from smpart.partition import ModelShape
@@ -45,7 +48,8 @@ def load_model(name: str, *, dtype: str = "float32") -> tuple[PreTrainedModel, P
         return random_model(name.removeprefix(_RANDOM), kind), None
     source = str(_embedded()) if name == EMBEDDED else name
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
+        with _no_progress_bars():
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
     except (OSError, ValueError) as error:
         raise _unreadable(name, error) from error
     try:
@@ -53,6 +57,18 @@ def load_model(name: str, *, dtype: str = "float32") -> tuple[PreTrainedModel, P
     except (OSError, ValueError):  # a folder with weights only can still be served with token ids
         return model, None
     return model, tokenizer
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Loading takes a second or two here; transformers' bars would only litter the output."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def load_config_shape(name: str, *, dtype: str = "float32") -> ModelShape:
