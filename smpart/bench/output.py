@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from smpart.bench.console import Display
 from smpart.bench.host import host
 from smpart.bench.report import document, pandas, table, write
 from smpart.bench.run import Run
+from smpart.errors import UsageError
 from smpart.partition import Device
 
 
@@ -35,10 +37,23 @@ class Output:
     display: Display
 
     def check(self) -> None:
-        """Raise `BackendUnavailable` now, not after the runs, if what writing needs is missing."""
+        """Find out now, not after the runs, whether the results can be written.
+
+        Raises:
+            BackendUnavailable: a package that writing needs is missing.
+            UsageError: the folder cannot be made or written to.
+        """
         if self.folder is not None:
             plots.figure(1, [1], (1, 1))
             pandas()
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=self.folder):
+                    pass
+            except OSError as error:
+                raise UsageError(
+                    f"--out {self.folder}: cannot be written ({error.strerror}); nothing was run"
+                ) from None
 
     def report(self, runs: Sequence[Run], device: Device, title: str, **more: object) -> None:
         """Print and write what `runs` gave; `more` goes into the JSON."""

@@ -21,6 +21,9 @@ from smpart.errors import UsageError
 MOONCAKE_BLOCK = 512
 """Prompt tokens behind one of Mooncake's ``hash_ids``."""
 
+_MOST_TOKENS = 10**9
+"""A length above is a broken row: no model has such a context."""
+
 PLAUSIBLE_RPS = 200.0
 """A trace whose numbers, read as milliseconds, would be denser than this is taken to be in seconds."""
 
@@ -157,6 +160,8 @@ def _count(where: str, name: str, value: object) -> int:
         number = math.nan
     if not number.is_integer() or number < 1:
         raise UsageError(f"{where}: {name} {value!r} is not a whole number of at least 1")
+    if number > _MOST_TOKENS:
+        raise UsageError(f"{where}: {name} {number:g} is more than any request has tokens")
     return int(number)
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from smpart.engine.core import EngineCore
-from smpart.errors import UsageError
+from smpart.errors import UnsupportedModel, UsageError
 from smpart.kvcache import BlockPool, KVConfig
 from smpart.partition import Device, Lanes, ModelShape
 from smpart.partition.registry import open_backend
@@ -98,6 +98,10 @@ class Deployment:
         kv: KVConfig | None = None,
     ) -> Deployment:
         """Place a loaded model. Raises as `open` does."""
+        if not hasattr(model, "config") or not callable(getattr(model, "generate", None)):
+            raise UnsupportedModel(f"a {type(model).__name__} is no transformers causal language model")
+        if kv is not None and not isinstance(kv, KVConfig):
+            raise UsageError(f"kv must be a KVConfig, not {type(kv).__name__}")
         opened = open_backend(backend)
         if isinstance(opened, Sim):
             raise UsageError(f"backend {backend!r} only simulates: it serves no real model; try `smpart bench`")
@@ -121,6 +125,8 @@ class Deployment:
         One core at a time may use a deployment. Raises `UsageError` for an unknown policy.
         """
         made = make_policy(policy, slo=slo, splits=self.lanes.splits()) if isinstance(policy, str) else policy
+        if not callable(getattr(made, "plan", None)):
+            raise UsageError(f"policy={policy!r}: must be a policy's name, or an object with a plan method")
         return EngineCore(
             self.lanes,
             made,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, overload
 
+import numpy as np
+
 from smpart.engine.core import EngineCore
 from smpart.engine.deployment import Deployment
 from smpart.engine.handle import Handle
-from smpart.engine.request import Request, RequestOutput
+from smpart.engine.request import FinishReason, Request, RequestOutput
 from smpart.engine.tensors import generate_tensor
 from smpart.errors import EngineClosed, UsageError
 from smpart.kvcache import KVConfig
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Prompt = str | Sequence[int]
+
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +62,10 @@ def wrap(
         BackendUnavailable: the backend cannot be used here.
         UsageError: an unknown policy or backend, or limits that cannot hold.
     """
+    if slo is not None and not isinstance(slo, SLO):
+        raise UsageError(f"slo must be an SLO, not {type(slo).__name__}")
+    if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
+        raise UsageError(f"tokenizer: a {type(tokenizer).__name__} has no encode and decode")
     deployment = Deployment.serve(model, tokenizer, backend=backend, kv=kv)
     try:
         return Engine(deployment, policy=policy, slo=slo or SLO())
@@ -77,6 +87,7 @@ class Engine:
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._loop, name="smpart-engine", daemon=True)
         self._thread.start()
+        _open_engines.add(self)
 
     # ---- requests
 
@@ -100,7 +111,8 @@ class Engine:
             UsageError: a prompt or parameters that can never be served; nothing is queued.
             EngineClosed: the engine was closed or has failed.
         """
-        params = params or SamplingParams()
+        params = params if params is not None else SamplingParams()
+        _check_options(params, slo, salt)
         ids = self._token_ids(prompt)
         request = Request(next(self._numbers), ids, params, slo or self._slo, best_effort, salt=salt)
         tokenizer = self._deployment.tokenizer
@@ -205,6 +217,7 @@ class Engine:
 
     def close(self) -> None:
         """End every request, the workers and their memory. Idempotent."""
+        _open_engines.discard(self)
         if not self._closing:
             self._closing = True
             self._core.lanes.wake()
@@ -234,15 +247,18 @@ class Engine:
     def _read_inbox(self) -> None:
         while self._inbox:
             kind, request = self._inbox.popleft()
-            if kind == "add":
-                self._core.add(request)
-            else:
+            if kind == "cancel":
                 self._core.cancel(request)
+                continue
+            try:
+                self._core.add(request)
+            except Exception as error:  # whatever is wrong with one request must not cost the others anything
+                request.finish(FinishReason.ERROR, f"{type(error).__name__}: {error}")
 
     def _send(self, kind: str, request: Request) -> None:
-        if self._closing or self._failure is not None:
-            raise EngineClosed(self._failure or "the engine was closed")
         self._inbox.append((kind, request))
+        if self._closing or self._failure is not None:  # asked after appending: the loop's last look may be over
+            raise EngineClosed(self._failure or "the engine was closed")
         self._core.lanes.wake()
 
     def _stream(self, handle: Handle) -> Iterator[str]:
@@ -259,7 +275,12 @@ class Engine:
         if isinstance(prompt, str):
             if self._deployment.tokenizer is None:
                 raise UsageError("a text prompt needs a tokenizer: pass one to smpart.wrap, or give token ids")
-            return [int(t) for t in self._deployment.tokenizer.encode(prompt)]
+            try:
+                return [int(t) for t in self._deployment.tokenizer.encode(prompt)]
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"the tokenizer cannot read this prompt ({error}): is it valid Unicode?") from error
+        if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
+            raise UsageError(f"a prompt is text or a sequence of token ids, not {type(prompt).__name__}")
         vocab = self._deployment.model_shape.vocab
         ids = [t if isinstance(t, int) and not isinstance(t, bool) else _as_int(t) for t in prompt]
         bad = next((t for t in ids if not 0 <= t < vocab), None)
@@ -268,11 +289,34 @@ class Engine:
         return ids
 
 
+@atexit.register
+def _close_engines() -> None:
+    """A script that ends without `close`: end the loop and the workers before the interpreter goes."""
+    for engine in list(_open_engines):
+        engine.close()
+
+
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list of prompts."""
+    if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes):
+        raise UsageError(f"prompts must be text, token ids or a list of them, not {type(prompts).__name__}")
     if isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence)):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
+
+
+def _check_options(params: object, slo: object, salt: object) -> None:
+    """Raise `UsageError` for arguments of the wrong kind: they would only be noticed in the engine's thread."""
+    if not isinstance(params, SamplingParams):
+        raise UsageError(f"params must be SamplingParams, not {type(params).__name__}")
+    if slo is not None and not isinstance(slo, SLO):
+        raise UsageError(f"slo must be an SLO, not {type(slo).__name__}")
+    try:
+        if not isinstance(salt, str):
+            raise TypeError
+        salt.encode()
+    except (TypeError, UnicodeEncodeError):
+        raise UsageError(f"salt={salt!r}: must be text that can be encoded as UTF-8") from None
 
 
 def _as_int(token: Any) -> int:

@@ -86,7 +86,12 @@ class Request:
         if logprobs is not None:
             self.logprobs.append(logprobs)
         ends = token in self.params.stop_token_ids or (token in eos and not self.params.ignore_eos)
-        piece = self.text.push(token) if self.text is not None and not ends else ""
+        try:
+            piece = self.text.push(token) if self.text is not None and not ends else ""
+        except Exception as error:  # a tokenizer is the user's code: it may fail this request and no other
+            self.text = None
+            self.finish(FinishReason.ERROR, f"the tokenizer failed: {type(error).__name__}: {error}")
+            return
         if ends or (self.text is not None and self.text.stopped is not None):
             self.finish(FinishReason.STOP, piece=piece)
         elif len(self.token_ids) >= self.params.max_tokens:
@@ -101,7 +106,11 @@ class Request:
         self.finish_reason = reason
         self.error = error
         if self.text is not None:
-            piece += self.text.finish()
+            try:
+                piece += self.text.finish()
+            except Exception as failure:
+                self.finish_reason = FinishReason.ERROR
+                self.error = f"the tokenizer failed: {type(failure).__name__}: {failure}"
         if self.listener is not None:
             self.listener(self, piece)
 

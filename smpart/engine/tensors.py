@@ -42,6 +42,9 @@ def generate_tensor(
     """
     import torch
 
+    for name, value in (("input_ids", input_ids), ("attention_mask", attention_mask)):
+        if value is not None and (not isinstance(value, torch.Tensor) or value.device.type == "meta"):
+            raise UsageError(f"{name} must be a tensor with values, not {type(value).__name__}")
     if input_ids.dim() != 2 or input_ids.shape[0] == 0:
         raise UsageError(f"input_ids of shape {tuple(input_ids.shape)}: must be [batch, length] with at least one row")
     if attention_mask is not None and attention_mask.shape != input_ids.shape:

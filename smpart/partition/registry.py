@@ -67,6 +67,8 @@ def open_backend(spec: str) -> Backend:
         UsageError: no such backend, or an argument it does not take; the message lists what there is.
         BackendUnavailable: ``auto`` and nothing works.
     """
+    if not isinstance(spec, str):
+        raise UsageError(f"backend={spec!r}: must be a name such as auto or cores")
     if spec == "auto":
         return _choose()
     name, colon, argument = spec.partition(":")

@@ -85,7 +85,8 @@ class Prober:
 
     def _lay_out(self, rows: int, tokens: int, first_slot: int) -> None:
         """Tokens and blocks for some slots. Blocks may be shared: what is computed is thrown away."""
-        each, blocks = -(-(tokens + 1) // self._board.block_tokens), self._reach // self._board.block_tokens
+        each = -(-(tokens + 1) // self._board.block_tokens)
+        blocks = max(1, self._reach // self._board.block_tokens)
         for row in range(rows):
             table = [(row * each + i) % blocks for i in range(each)]
             self._board.append_blocks(first_slot + row, 0, table[: self._board.tables.shape[1]])

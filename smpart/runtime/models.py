@@ -50,7 +50,7 @@ def load_model(name: str, *, dtype: str = "float32") -> tuple[PreTrainedModel, P
     try:
         with _no_progress_bars():
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=kind)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever is wrong with a folder's files, transformers raises something else for it
         raise _unreadable(name, error) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -84,7 +84,7 @@ def _config(name: str) -> PreTrainedConfig:
         return family_config(name.removeprefix(_RANDOM))
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(str(_embedded()) if name == EMBEDDED else name)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise _unreadable(name, error) from error
     return config
 

@@ -14,7 +14,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most tokens to produce, >= 1.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy, and so is anything below 1e-5, where logits would overflow.
         top_p: nucleus mass in (0, 1].
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         min_p: drop tokens less likely than ``min_p`` times the likeliest.
@@ -48,9 +48,11 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else _several("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _several("stop_token_ids", self.stop_token_ids))
+        if isinstance(self.temperature, int | float) and 0.0 < self.temperature < _COLDEST:
+            object.__setattr__(self, "temperature", 0.0)
         for name, ok, rule in self._rules():
             if not ok:
                 raise UsageError(f"{name}={getattr(self, name)!r}: {rule}")
@@ -85,3 +87,16 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0.0
+
+
+_COLDEST = 1e-5
+"""Temperatures below are greedy, as in vLLM: dividing logits by them overflows."""
+
+
+def _several(name: str, value: object) -> tuple[object, ...]:
+    """A field as a tuple; None is taken for empty, since calls written for vLLM pass it."""
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise UsageError(f"{name}={value!r}: must be a list")
+    return tuple(value)

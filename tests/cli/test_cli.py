@@ -84,6 +84,26 @@ def test_a_broken_trace_names_file_and_line(tmp_path: Path) -> None:
     assert result.exit_code == 2 and f"{path}:3: ContextTokens 'x'" in result.stderr
 
 
+def test_a_length_beyond_any_context_is_a_broken_row(tmp_path: Path) -> None:
+    path = tmp_path / "huge.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 99999999999999999999999, "output_length": 5}\n')
+    result = smpart(*SIM, "--trace", str(path))
+    assert result.exit_code == 2 and f"{path}:1: input_length" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = smpart(*SIM, "--out", str(tmp_path / "file"))
+    assert result.exit_code == 2 and "nothing was run" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "llama", "hidden_size": "x"}', "not json"])
+def test_a_model_folder_that_cannot_be_read(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    result = smpart("bench", "--backend", "sim:h100", "--model", str(tmp_path), "--limit", "3")
+    assert result.exit_code == 2 and "cannot be loaded" in result.stderr and "Traceback" not in result.stderr
+
+
 def test_lengths_without_a_rate(tmp_path: Path) -> None:
     path = tmp_path / "lengths.csv"
     path.write_text("num_prefill_tokens,num_decode_tokens\n100,5\n200,5\n300,5\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -152,3 +154,65 @@ def test_after_close_nothing_hangs(model) -> None:
         handle.result(timeout=5)
     with pytest.raises(smpart.EngineClosed):
         engine.submit([1], greedy(1))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"salt": 7}, "salt"),
+        ({"salt": "\ud800"}, "salt"),
+        ({"slo": 5}, "slo"),
+        ({"params": {"max_tokens": 3}}, "SamplingParams"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": b"abc"}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_stop_at_the_caller(engine, options, word) -> None:
+    arguments = {"prompt": [1, 2, 3], "params": greedy(2), **options}
+    with pytest.raises(smpart.UsageError, match=word):
+        engine.submit(arguments.pop("prompt"), arguments.pop("params"), **arguments)
+    assert len(engine.generate([[1, 2, 3]], greedy(2))[0].token_ids) == 2
+
+
+def test_a_tokenizer_that_fails_costs_its_own_request_only(model) -> None:
+    class Moody:
+        chat_template = None
+
+        def encode(self, text: str) -> list[int]:
+            return [5, 6, 7]
+
+        def decode(self, ids, **options) -> str:
+            raise RuntimeError("no mood")
+
+    with smpart.wrap(model, Moody(), kv=KVConfig(blocks=16, max_len=64, max_requests=2)) as engine:
+        for _ in range(2):  # the second shows that the loop lives
+            with pytest.raises(smpart.RequestFailed, match="no mood"):
+                engine.submit([1, 2, 3], greedy(4)).result(timeout=30)
+
+
+def test_what_cannot_be_wrapped_is_refused(model) -> None:
+    for wrong in (None, "x", torch.nn.Linear(2, 2)):
+        with pytest.raises(smpart.UnsupportedModel):
+            smpart.wrap(wrong)
+    for options in ({"slo": "x"}, {"kv": 5}, {"backend": None}, {"tokenizer": "x"}):
+        with pytest.raises(smpart.UsageError):
+            smpart.wrap(model, **options)
+    with pytest.raises(smpart.UsageError, match="policy"):
+        smpart.wrap(model, policy=None, kv=KVConfig(blocks=16, max_len=64, max_requests=2))
+
+
+def test_a_block_longer_than_the_context_serves(model) -> None:
+    with smpart.wrap(model, kv=KVConfig(blocks=2, block_tokens=128, max_len=64, max_requests=2)) as engine:
+        assert len(engine.generate([[1, 2, 3]], greedy(4))[0].token_ids) == 4
+
+
+def test_a_script_that_ends_without_close_leaves_no_worker_and_no_noise() -> None:
+    script = """
+import smpart
+from smpart.runtime.models import load_model
+engine = smpart.wrap(load_model("random:llama")[0], kv=smpart.KVConfig(blocks=16, max_len=64, max_requests=2))
+print(len(engine.generate([[1, 2, 3]], smpart.SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "2", "")

@@ -143,3 +143,13 @@ def test_logprobs_are_of_the_models_own_distribution():
     values, tokens = expected.topk(3)
     assert [token for token, _ in choice.logprobs[0].top] == tokens.tolist()
     assert [value for _, value in choice.logprobs[0].top] == pytest.approx(values.tolist())
+
+
+def test_the_coldest_temperatures_are_greedy_and_do_not_overflow():
+    assert SamplingParams(temperature=1e-300).greedy
+    assert SamplingParams(temperature=1e-4).temperature == 1e-4
+
+
+def test_none_is_taken_for_no_stops():
+    params = SamplingParams(stop=None, stop_token_ids=None)
+    assert (params.stop, params.stop_token_ids) == ((), ())
