@@ -6,7 +6,6 @@ import atexit
 import itertools
 import logging
 import threading
-import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Prompt = str | Sequence[int]
-
-_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +84,8 @@ class Engine:
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._loop, name="smpart-engine", daemon=True)
         self._thread.start()
-        _open_engines.add(self)
+        # A script may end without `close`. What was imported to make the deployment closes after this.
+        atexit.register(self.close)
 
     # ---- requests
 
@@ -217,7 +215,7 @@ class Engine:
 
     def close(self) -> None:
         """End every request, the workers and their memory. Idempotent."""
-        _open_engines.discard(self)
+        atexit.unregister(self.close)
         if not self._closing:
             self._closing = True
             self._core.lanes.wake()
@@ -287,13 +285,6 @@ class Engine:
         if bad is not None:
             raise UsageError(f"token id {bad} is outside the model's vocabulary of {vocab}")
         return ids
-
-
-@atexit.register
-def _close_engines() -> None:
-    """A script that ends without `close`: end the loop and the workers before the interpreter goes."""
-    for engine in list(_open_engines):
-        engine.close()
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
