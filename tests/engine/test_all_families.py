@@ -10,7 +10,7 @@ from smpart.kvcache import KVConfig
 from smpart.runtime.families import FAMILIES
 from smpart.runtime.models import load_model
 
-_REFUSED = {"gemma2", "gpt_oss", "qwen3_next", "mamba", "deepseek_v3", "falcon", "bloom", "mpt"}
+_REFUSED = {"gemma2", "gpt_oss", "qwen3_next", "mamba", "deepseek_v3", "falcon", "bloom", "mpt", "bart"}
 
 
 @pytest.mark.slow
