@@ -24,7 +24,7 @@ LOAD = 0.7
 """Share of one lane of an even split that a synthetic load uses if no rate is given."""
 
 DURATION_S = 60.0
-"""Seconds that a synthetic load lasts if no limit is given (but at least 24 and at most 1,000 requests)."""
+"""Seconds that a synthetic load lasts if no limit is given (but at least 12 and at most 1,000 requests)."""
 
 Watch = Callable[[Status], None]
 Watcher = Callable[[str], AbstractContextManager[Watch]]
@@ -95,7 +95,7 @@ class Bench:
         self._warm_up()
         self._speed = self._probe() if options.slo is None or self._rate_is_free else None
         self._rate = self._choose_rate(sample)
-        self._count = round(min(1000.0, max(24.0, DURATION_S * (self._rate or 0.0))))
+        self._count = round(min(1000.0, max(12.0, DURATION_S * (self._rate or 0.0))))
         self.load = self._at(self._rate, options.source.seed)
         self.slo = options.slo or self._fit_slo()
         for note in self.load.notes:
