@@ -256,8 +256,10 @@ class EngineCore:
     def _note_readiness(self) -> None:
         """Since when an idle lane that owns units has had work waiting (the bubble it may later show)."""
         for side, track in self.state.tracks.items():
-            if track.flights or self.state.line.target.units(side) == 0 or not self._has_work(side):
-                track.ready_since = None if not track.flights else track.ready_since
+            if track.flights:
+                continue
+            if self.state.line.target.units(side) == 0 or not self._has_work(side):
+                track.ready_since = None
             elif track.ready_since is None:
                 track.ready_since = self.now()
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from smpart.partition import Side
-from smpart.runtime.batch import Batch, Segment, StepResult
-
-_NONE = np.zeros(0, dtype=np.int32)
+from smpart.runtime.batch import NO_ROWS, Batch, Segment, StepResult
 
 
 class GhostBody:
@@ -26,7 +24,7 @@ class GhostBody:
         batch = payload.batch if payload.batch is not None else self._paused.pop(payload.forward)
         if payload.layers is not None:
             self._paused[payload.forward] = batch
-            return StepResult(False, _NONE, _NONE)
+            return StepResult(False, NO_ROWS, NO_ROWS)
         sampling = [chunk.slot for chunk in batch.chunks if chunk.sample]
         slots = np.concatenate([batch.decode_slots, np.asarray(sampling, dtype=np.int32)])
         return StepResult(True, slots, np.ones(len(slots), dtype=np.int32))

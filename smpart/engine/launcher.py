@@ -9,11 +9,10 @@ import numpy as np
 from smpart.engine.flight import Flight, Forward, Part
 from smpart.engine.state import PREFILL, RUNNING, WAITING, EngineState
 from smpart.partition import Shape, Side, Split, Work
-from smpart.runtime.batch import Batch, Chunk, Sampler, Segment
+from smpart.runtime.batch import NO_ROWS, Batch, Chunk, Sampler, Segment
 from smpart.runtime.sampling import SamplingParams
 from smpart.scheduler.plan import Piece, StartPrefill, Step
 
-_NO_ROWS = np.zeros(0, dtype=np.int32)
 _NOBODY = Sampler(SamplingParams(), 1, 0)
 
 
@@ -79,7 +78,7 @@ class Launcher:
         for part in parts:
             self.state.table.forward[part.row] = forward.id
             self.state.table.flying[part.row] += 1
-        return self.group(forward, start.layers, Batch(_NO_ROWS, _NO_ROWS, self._chunks(parts)))
+        return self.group(forward, start.layers, Batch(NO_ROWS, NO_ROWS, self._chunks(parts)))
 
     def group(self, forward: Forward, layers: int | None, batch: Batch | None = None) -> bool:
         """Launch a forward's next layer group (its first one with `batch`); whether it was launched."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from smpart.errors import SmpartError
 from smpart.partition import Completion, Lanes, Shape, Side, Split, Work
-from smpart.runtime.batch import Batch, Chunk, Sampler, Segment
+from smpart.runtime.batch import NO_ROWS, Batch, Chunk, Sampler, Segment
 from smpart.runtime.board import Board
 from smpart.runtime.sampling import SamplingParams
 
@@ -41,7 +41,7 @@ class Prober:
         """A prefill of `tokens` tokens, ready to launch."""
         tokens = max(1, min(tokens, self._reach - 1))
         self._lay_out(1, tokens, 0)
-        batch = Batch(_NO_ROWS, _NO_ROWS, (Chunk(0, 0, tokens, sample=True),))
+        batch = Batch(NO_ROWS, NO_ROWS, (Chunk(0, 0, tokens, sample=True),))
         return self._work(side, split, Shape.prefill([(tokens, 0)]), batch)
 
     def decode(self, side: Side, split: Split, rows: int, context: int, first_slot: int = 0) -> Work:
@@ -128,6 +128,3 @@ def _alone(prober: Prober, splits: tuple[Split, ...], half: Split) -> Iterator[W
             yield prober.decode(Side.DECODE, decode, 1, 64)
             yield prober.decode(Side.DECODE, decode, 8, 64)
     yield prober.prefill(Side.PREFILL, splits[-1], 256)
-
-
-_NO_ROWS = np.zeros(0, dtype=np.int32)

@@ -11,6 +11,9 @@ from smpart.runtime.sampling import SamplingParams
 
 Rows = NDArray[np.int32]
 
+NO_ROWS: Rows = np.zeros(0, dtype=np.int32)
+"""For forwards without decode rows, and answers without tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampler:

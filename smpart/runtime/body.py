@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from smpart.errors import UsageError
 from smpart.runtime.adapter import ModelAdapter
-from smpart.runtime.batch import Batch, Sampler, Segment, StepResult
+from smpart.runtime.batch import NO_ROWS, Batch, Sampler, Segment, StepResult
 from smpart.runtime.board import Board
 from smpart.runtime.packing import Packing
 from smpart.runtime.pause import PausableForward
@@ -19,8 +18,6 @@ from smpart.runtime.sampler import choose
 
 MAX_PAUSED = 8
 """Forwards one body keeps paused at most: each holds its activations."""
-
-_NO_ROWS = np.zeros(0, np.int32)
 
 
 class ModelBody:
@@ -77,7 +74,7 @@ class ModelBody:
         if logits is not None:
             return self._sample(logits, packing)
         self._paused[segment.forward] = forward, packing
-        return StepResult(False, _NO_ROWS, _NO_ROWS)
+        return StepResult(False, NO_ROWS, NO_ROWS)
 
     def _pack(self, batch: Batch) -> Packing:
         return Packing(batch, self._board, self._memory[0].dtype)
@@ -85,7 +82,7 @@ class ModelBody:
     def _sample(self, logits: Tensor, packing: Packing) -> StepResult:
         slots, at = packing.slots, packing.at
         if not len(slots):
-            return StepResult(True, _NO_ROWS, _NO_ROWS)
+            return StepResult(True, NO_ROWS, NO_ROWS)
         choice = choose(logits, [self._samplers[slot] for slot in slots.tolist()], slots, at, self._board)
         kept = at < self._board.max_len  # a step run ahead of a request's end may sample past the last position
         self._board.tokens[slots[kept], at[kept]] = choice.tokens[kept]
