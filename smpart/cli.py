@@ -148,7 +148,7 @@ def bench(
     from smpart.scheduler.slo import SLO
 
     source = TraceOptions(trace, limit, scale, clip, time_unit, seed)
-    policies = tuple(dict.fromkeys(p.strip() for p in policy.split(",")))
+    policies = tuple(p.strip() for p in policy.split(","))
     objectives = None if slo is None else SLO.parse(slo)
     options = Options(policies, source, objectives, rate, speedup, repeat, capacity, attainment)
     options.check()

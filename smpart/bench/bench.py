@@ -54,6 +54,8 @@ class Options:
     def __post_init__(self) -> None:
         if not self.policies or any(not p for p in self.policies):
             raise UsageError("--policy: name at least one, for example mixed,chunked,smpart")
+        if twice := [p for p in self.policies if self.policies.count(p) > 1]:
+            raise UsageError(f"--policy: {twice[0]} is named twice; --repeat replays a policy more than once")
         if self.repeat < 1:
             raise UsageError(f"--repeat {self.repeat}: must be at least 1")
         if not 0 < self.attainment <= 1:
@@ -115,9 +117,12 @@ class Bench:
         load = self._at(rate, seed)
         with self._watcher(f"{policy} @ {load.rate:.3g} req/s, seed {seed}") as watch:
             jobs = self._jobs(load, seed)
-            return run(
+            done = run(
                 self._deployment, policy, self.slo, load, jobs, seed=seed, watch=watch, capacity_rps=capacity_rps
             )
+        met = attainment(done.replay, self.slo)
+        self._say(f"{policy}, seed {seed}: {len(jobs)} requests in {done.replay.seconds:.3g} s, {met:.0%} met the SLO")
+        return done
 
     def _search(self, policy: str) -> Run:
         """The run at the capacity of one policy (at the lowest rate tried if none held)."""
@@ -186,7 +191,8 @@ class Bench:
 
     def _fit_slo(self) -> SLO:
         assert self._speed is not None
-        slo = self._speed.slo_for(self.load, self._speed.mean_batch(self.load))
+        load = self.load.within(self._deployment.max_len)
+        slo = self._speed.slo_for(load, self._speed.mean_batch(load))
         self._say(f"SLO fitted to the machine: ttft={slo.ttft_ms:g},tpot={slo.tpot_ms:g},itl={slo.itl_ms:g} (ms)")
         return slo
 

@@ -151,6 +151,11 @@ class Load:
         notes = (f"{count} of {len(self.arrivals)} requests clipped to {max_len} tokens",) if count else ()
         return dataclasses.replace(self, arrivals=tuple(map(clip, self.arrivals)), notes=self.notes + notes)
 
+    def within(self, max_len: int) -> Load:
+        """Only the requests of at most `max_len` tokens, prompt and output together; all of them if none is."""
+        fit = tuple(a for a in self.arrivals if a.prompt_tokens + a.output_tokens <= max_len)
+        return dataclasses.replace(self, arrivals=fit or self.arrivals)
+
     def longer_than(self, max_len: int) -> int:
         """How many requests need more than `max_len` tokens, prompt and output together."""
         return sum(a.prompt_tokens + a.output_tokens > max_len for a in self.arrivals)

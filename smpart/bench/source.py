@@ -43,6 +43,8 @@ def open_load(options: TraceOptions, max_len: int, default_count: int) -> Load:
         UsageError: no such trace, a broken row, a bad option.
     """
     if options.synthetic:
+        if options.time_unit != "auto":
+            raise UsageError(f"--time-unit {options.time_unit}: a synthetic load has no recorded times")
         count = default_count if options.limit is None else options.limit
         load = synthetic(options.trace, count, max_len, options.seed)
     elif (path := Path(options.trace)).is_file():

@@ -10,8 +10,8 @@ import math
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
+from smpart.engine.census import Census
 from smpart.engine.digest import Digest
 from smpart.engine.launcher import Launcher
 from smpart.engine.log import RunLog
@@ -62,6 +62,7 @@ class EngineCore:
         self._splits = lanes.splits()
         self._launcher = Launcher(self.state, layers, lead_s, max_paused)
         self._digest = Digest(self.state)
+        self._census = Census(self.state.table)
         self._seeds = np.random.default_rng(seed)
         self._dirty = False
         self._valid_until: float | None = None
@@ -120,10 +121,15 @@ class EngineCore:
         table.best_effort[row] = request.best_effort
         table.prompt[row] = table.known[row] = len(request.prompt)
         table.max_tokens[row] = request.params.max_tokens
+        try:
+            self.state.residency.arrive(row, request)
+        except BaseException:
+            self.state.residency.leave(row)
+            table.give_back(row)
+            raise
         table.state[row] = WAITING
         self.state.requests[row] = request
         self.state.rows[request.id] = row
-        self.state.residency.arrive(row, request)
         self._dirty = True
 
     def cancel(self, request: Request) -> None:
@@ -175,18 +181,15 @@ class EngineCore:
         return acted
 
     def _snapshot(self) -> Snapshot:
-        table = self.state.table
-        state = table.state
-        running = self._in_order((state == RUNNING) & (table.outputs + table.ahead < table.max_tokens))
-        prefilling = self._in_order((state == PREFILL) & (table.forward < 0))
-        waiting = self._in_order(state == WAITING)
-        self.state.residency.refresh(waiting)
+        table, census = self.state.table, self._census
+        census.look()
+        self.state.residency.refresh(census.waiting)
         return Snapshot(
             now=self.now(),
             table=table,
-            waiting=waiting,
-            prefilling=prefilling,
-            running=running,
+            waiting=census.waiting,
+            prefilling=census.prefilling,
+            running=census.running,
             forwards=tuple(f.view() for f in self.state.forwards.values()),
             prefill_lane=self._lane_view(Side.PREFILL),
             decode_lane=self._lane_view(Side.DECODE),
@@ -199,11 +202,6 @@ class EngineCore:
             max_paused=self._launcher.max_paused,
             predictor=self.state.predictor,
         )
-
-    def _in_order(self, chosen: NDArray[np.bool_]) -> NDArray[np.intp]:
-        """Rows of a mask, in order of arrival."""
-        rows = chosen.nonzero()[0]
-        return rows[self.state.table.seq[rows].argsort()] if len(rows) > 1 else rows
 
     def _lane_view(self, side: Side) -> LaneView:
         flights = self.state.tracks[side].flights

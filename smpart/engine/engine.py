@@ -121,13 +121,16 @@ class Engine:
         self._core.check(request)
         handle = Handle(self, request)
         request.listener = handle.listen
-        self._send("add", request)
+        self._inbox.append(("add", request))
+        if self._closing or self._failure is not None:  # asked after appending: the loop's last look may be over
+            raise EngineClosed(self._failure or "the engine was closed")
+        self._core.lanes.wake()
         return handle
 
     def cancel(self, request: Request) -> None:
         """End a request now (`Handle.cancel`)."""
-        if not self._closing and self._failure is None:
-            self._send("cancel", request)
+        self._inbox.append(("cancel", request))
+        self._core.lanes.wake()
 
     @overload
     def generate(
@@ -252,12 +255,6 @@ class Engine:
                 self._core.add(request)
             except Exception as error:  # whatever is wrong with one request must not cost the others anything
                 request.finish(FinishReason.ERROR, f"{type(error).__name__}: {error}")
-
-    def _send(self, kind: str, request: Request) -> None:
-        self._inbox.append((kind, request))
-        if self._closing or self._failure is not None:  # asked after appending: the loop's last look may be over
-            raise EngineClosed(self._failure or "the engine was closed")
-        self._core.lanes.wake()
 
     def _stream(self, handle: Handle) -> Iterator[str]:
         try:

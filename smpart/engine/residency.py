@@ -14,6 +14,8 @@ from smpart.scheduler.table import RequestTable
 
 _REFRESHED = 32
 """Waiting rows whose prefix hit is kept current; rows further back are refreshed when they come near the head."""
+_EACH = 8
+"""...of which so many are looked up at one decision."""
 
 
 class Residency:
@@ -28,6 +30,7 @@ class Residency:
         self._blocks: dict[int, BlockTable] = {}
         self._chains: dict[int, HashChain | None] = {}
         self._published = 0
+        self._looked = _REFRESHED
 
     @property
     def free_slots(self) -> int:
@@ -101,11 +104,14 @@ class Residency:
         self._published += 1
 
     def refresh(self, waiting: NDArray[np.intp]) -> None:
-        """Bring ``cached`` of the first waiting rows up to date if the cache has changed."""
-        if self._published:
-            self._published = 0
-            for row in waiting[:_REFRESHED].tolist():
+        """Bring ``cached`` of the first waiting rows up to date if the cache has changed, a few rows a call."""
+        most = min(len(waiting), _REFRESHED)
+        if self._looked >= most and self._published:
+            self._published = self._looked = 0
+        if self._looked < most:
+            for row in waiting[self._looked : min(most, self._looked + _EACH)].tolist():
                 self._look_up(row)
+            self._looked += _EACH
 
     def _chain(self, request: Request) -> HashChain | None:
         if not self._prefix_cache or (request.hashes is not None and not request.hashes):

@@ -45,6 +45,8 @@ class RequestTable:
     * ``flying`` i4: works in flight that read or write this row's blocks.
     * ``forward`` i8: number of the prefill forward that this row is part of (launched or paused), -1 if none.
     * ``preemptions`` i4: times it lost its blocks.
+
+    ``arrivals``: rows taken so far; as long as it stays, no row has become another request's.
     """
 
     _COLUMNS: tuple[tuple[str, type, float], ...] = (
@@ -80,6 +82,7 @@ class RequestTable:
 
     def __init__(self, capacity: int = 64) -> None:
         self._free: list[int] = list(range(capacity - 1, -1, -1))
+        self.arrivals = 0
         for name, kind, empty in self._COLUMNS:
             setattr(self, name, np.full(capacity, empty, dtype=kind))
 
@@ -91,6 +94,7 @@ class RequestTable:
         if not self._free:
             self._grow()
         row = self._free.pop()
+        self.arrivals += 1
         for name, _, empty in self._COLUMNS:
             getattr(self, name)[row] = empty
         return row

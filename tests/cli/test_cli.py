@@ -46,6 +46,8 @@ def test_usage_errors_are_2(arguments: list[str]) -> None:
         ([*SIM, "--policy", "astrology"], "chunked"),
         ([*SIM, "--policy", ","], "--policy"),
         ([*SIM, "--policy", "static:1/1"], "no such split"),
+        ([*SIM, "--policy", "mixed,chunked,mixed"], "mixed is named twice"),
+        ([*SIM, "--time-unit", "ms"], "--time-unit"),
         ([*SIM, "--trace", "nowhere.jsonl"], "synth:"),
         ([*SIM, "--trace", "synth:poetry"], "chat"),
         ([*SIM, "--slo", "ttft=fast"], "ttft"),
@@ -102,6 +104,19 @@ def test_a_model_folder_that_cannot_be_read(tmp_path: Path, config: str) -> None
     (tmp_path / "config.json").write_text(config)
     result = smpart("bench", "--backend", "sim:h100", "--model", str(tmp_path), "--limit", "3")
     assert result.exit_code == 2 and "cannot be loaded" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_request_that_is_refused_does_not_shape_the_objectives(tmp_path: Path) -> None:
+    rows = "\n".join(f'{{"timestamp": {1000 * i}, "input_length": 500, "output_length": 9}}' for i in range(4))
+    (tmp_path / "plain.jsonl").write_text(rows + "\n")
+    giant = '\n{"timestamp": 4000, "input_length": 90000000, "output_length": 9}\n'
+    (tmp_path / "giant.jsonl").write_text(rows + giant)
+    ttft = []
+    for name in ("plain", "giant"):
+        result = smpart(*SIM, "--policy", "chunked", "--trace", str(tmp_path / f"{name}.jsonl"), "--json")
+        assert result.exit_code == 0, result.stderr
+        ttft.append(last_json(result)["runs"][0]["slo"]["ttft_ms"])
+    assert ttft[0] == ttft[1]
 
 
 def test_lengths_without_a_rate(tmp_path: Path) -> None:

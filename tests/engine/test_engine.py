@@ -152,6 +152,7 @@ def test_after_close_nothing_hangs(model) -> None:
     engine.close()
     with pytest.raises((smpart.RequestFailed, smpart.EngineClosed), match="closed"):
         handle.result(timeout=5)
+    handle.cancel()
     with pytest.raises(smpart.EngineClosed):
         engine.submit([1], greedy(1))
 
