@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from enum import StrEnum
+from itertools import accumulate
 from typing import NamedTuple
 
 from smpart.partition import Split
@@ -13,8 +14,15 @@ from smpart.scheduler.snapshot import Snapshot
 
 KEEP_UP = 0.5
 """What being able to go on like this is worth, in deadlines kept: breaks ties only."""
+EARLY, LATE = 0.5, 0.2
+"""A first token counts in full if it is predicted this share of its time early, for nothing if it is this share late,
+and in proportion between: predictions err, and somebody may arrive meanwhile."""
 LATENESS = 0.02
 """What every missed first token at once costs when it comes a whole objective late, likewise."""
+RESERVE = 0.3
+SMOOTH = 3.0
+STUTTER = 0.5
+"""What a gap of one TPOT objective more than the objective costs."""
 GAIN = 0.15
 """What getting twice as much work done is worth, likewise."""
 STAY = 0.01
@@ -29,16 +37,17 @@ class Kind(StrEnum):
     SPLIT = "split"
     HYBRID = "hybrid"
     DECODE = "decode alone"
-    PREFILL = "prefill within slack"
+    BURST = "prefill within slack"
 
 
 class Choice(NamedTuple):
     """What was chosen.
 
     Attributes:
+        split: where the next step runs.
         speed: pace of prefill, 1 = alone on the whole device.
         chunk: prompt tokens of a hybrid step.
-        seconds: what is left for a prefill before decode must go on.
+        seconds: a burst: what is left for prefill on the whole device before the next step must begin.
         kept, asked: deadlines kept by it, of how many.
         drain: started forwards must end first, then a hybrid step is better.
     """
@@ -59,6 +68,7 @@ class Demand(NamedTuple):
     Attributes:
         tokens: [running] when each reader's next token is due, ascending.
         tpot: the tightest TPOT objective among them.
+        waited: seconds that the readers will have been without a token when the next step can begin.
         work: [prefills] seconds of each on the whole device, alone, in the order they will be served.
         first: [prefills] when each one's first token is due.
         weight: [prefills] requests each stands for.
@@ -70,6 +80,7 @@ class Demand(NamedTuple):
 
     tokens: list[float]
     tpot: float
+    waited: float
     work: list[float]
     first: list[float]
     weight: list[int]
@@ -79,38 +90,64 @@ class Demand(NamedTuple):
     starved: bool
 
 
-_Way = tuple[float, "Kind", Split, float, int, int]
-"""A way to go on, judged: score, kind, split, speed, chunk, deadlines kept. Of two ways the better one is greater."""
+_Way = tuple[float, "Kind", Split, float, int, float, int]
+"""A way to go on, judged: score, kind, split, speed, chunk, seconds of a burst, deadlines kept. The greater the better.
+"""
 
 
 class _Firsts:
-    """How many first tokens are in time, and how late the others are, for any pace of prefill from one moment on.
+    """What first tokens are worth for any pace of prefill from one moment on.
 
-    Each prefill has a pace below which it is late; sorted by it, the late ones are a tail whose sums are known.
+    Each prefill has a pace below which it is late; sorted by it, the early and the late ones are ends of the line, and
+    what is between them is worth a sum that is known.
     """
 
-    __slots__ = ("_needs", "_slack", "_weight", "_work", "total")
+    __slots__ = ("_needs", "_sums", "jobs", "total")
 
     def __init__(self, demand: Demand, start: float) -> None:
+        self.jobs: list[tuple[float, float, int]] = []
         line = []
         done = 0.0
         for work, first, weight in zip(demand.work, demand.first, demand.weight, strict=True):
             done += work
             slack = first - start
-            line.append((done / slack if slack > 0.0 else _NEVER, weight, weight * done, weight * slack))
-        line.sort(reverse=True)
-        self._needs, self._weight, self._work, self._slack = [], [0], [0.0], [0.0]
-        for need, weight, work, slack in line:
-            self._needs.append(-need)
-            self._weight.append(self._weight[-1] + weight)
-            self._work.append(self._work[-1] + work)
-            self._slack.append(self._slack[-1] + slack)
-        self.total = self._weight[-1]
+            self.jobs.append((done, slack, weight))
+            line += [done / slack if slack > 0.0 else _NEVER] * weight
+        line.sort()
+        self._needs = line
+        self._sums = [0.0, *accumulate(line)]
+        self.total = len(line)
 
-    def at(self, pace: float) -> tuple[int, float]:
-        """Requests in time, and seconds that the others are late, summed."""
-        late = bisect_left(self._needs, -pace)
-        return self.total - self._weight[late], self._work[late] / pace - self._slack[late]
+    def at(self, pace: float) -> tuple[float, int]:
+        """What they are worth in all, and how many are in time."""
+        needs, sums = self._needs, self._sums
+        early, late = bisect_right(needs, pace * (1.0 - EARLY)), bisect_left(needs, pace * (1.0 + LATE))
+        some = (late - early) * (1.0 + LATE) - (sums[late] - sums[early]) / pace
+        behind = sum(min(_MOST_LATE, need / pace - 1.0) for need in needs[late:]) if late < len(needs) else 0.0
+        return early + some / (EARLY + LATE) - LATENESS * behind, bisect_right(needs, pace)
+
+    def after(self, head: float, pace: float) -> tuple[float, int]:
+        """Likewise, if `head` seconds at full pace come before the rest at `pace`."""
+        kept, worth = 0, 0.0
+        for done, slack, weight in self.jobs:
+            end = done if done <= head else head + (done - head) / pace
+            share = end / slack if slack > 0.0 else _NEVER
+            if share <= 1.0:
+                kept += weight
+            if share < 1.0 + LATE:
+                worth += weight * min(1.0, (1.0 + LATE - share) / (EARLY + LATE))
+            else:
+                worth -= weight * LATENESS * min(_MOST_LATE, share - 1.0)
+        return worth, kept
+
+    def needed(self, head: float, pace: float) -> float:
+        """Pace at which each that `head` seconds at full pace and then `pace` do not bring too late is early."""
+        needed = 0.0
+        for done, slack, _ in self.jobs:
+            end = done if done <= head else head + (done - head) / pace
+            if end < (1.0 + LATE) * slack:
+                needed = max(needed, done / (slack * (1.0 - EARLY)))
+        return min(1.0, needed)
 
 
 class _Judge:
@@ -125,6 +162,7 @@ class _Judge:
         "_firsts",
         "_held",
         "_last",
+        "_smooth",
         "_whole",
         "asked",
     )
@@ -135,6 +173,7 @@ class _Judge:
         self._begin_whole = max(self._begin, begin)
         self._demand, self._alone, self._held, self._last = demand, alone, snapshot.split, last
         self._earliest = demand.tokens[0]
+        self._smooth = max(demand.tpot, SMOOTH * alone)
         self._firsts = _Firsts(demand, begin)
         self._whole = _Firsts(demand, self._begin_whole) if begin < self._begin_whole else self._firsts
         self.asked = len(demand.tokens) + self._firsts.total
@@ -144,28 +183,75 @@ class _Judge:
         """Seconds until the first reader's token is due, from when the whole device is free."""
         return self._earliest - self._begin_whole
 
-    def way(
-        self, kind: Kind, split: Split, mean: float, upper: float, speed: float, sure: float, chunk: int = 0
-    ) -> _Way:
-        """Score one way.
+    def limits(self, options: Options, predictor: Predictor) -> set[float]:
+        """Seconds that a hybrid step may take: what the pace allows, all there is, or what is needed."""
+        most = self.spare
+        steady = min(self._demand.tpot, most)
+        chunk, mean, upper = options.hybrid(predictor, steady)
+        over = mean - chunk * self._demand.rate
+        needed = self._whole.needed(most, max(1e-9, 1.0 - over / mean))
+        enough = over / max(1e-9, 1.0 - needed) * upper / mean
+        return {steady, most, min(most, max(enough, 2.0 * self._alone))}
+
+    def way(self, kind: Kind, split: Split, mean: float, upper: float, speed: float, chunk: int = 0) -> _Way:
+        """Score one way that goes on as it begins.
 
         Args:
             mean, upper: seconds until the step has ended.
-            speed, sure: pace of prefill meanwhile, 1 = alone on the whole device.
+            speed: pace of prefill meanwhile, 1 = alone on the whole device.
         """
-        demand, held, last = self._demand, self._held, self._last
         proper = kind is _SPLIT
-        end = upper + (self._begin if proper and split.decode <= held.decode else self._begin_whole) - 1e-9
-        kept, late = (self._firsts if proper and split.prefill <= held.prefill else self._whole).at(sure)
-        kept += len(demand.tokens)
-        if end > self._earliest:
-            kept -= bisect_left(demand.tokens, end)
-        score = kept + GAIN * (self._alone / mean + speed) - LATENESS * min(1.0, late / (demand.ttft * self.asked))
-        if upper <= demand.tpot:
-            score += KEEP_UP
-        if kind is last.kind and (not proper or split == last.split):
+        begin = self._begin if proper and split.decode <= self._held.decode else self._begin_whole
+        firsts = self._firsts if proper and split.prefill <= self._held.prefill else self._whole
+        score, kept = self._score(begin + upper, upper, mean, speed, firsts.at(max(speed, 1e-9)))
+        if kind is self._last.kind and (not proper or split == self._last.split):
             score += STAY
-        return score, kind, split, speed, chunk, kept
+        return score, kind, split, speed, chunk, 0.0, kept
+
+    def bursts(self, split: Split, mean: float, upper: float, beside: float) -> list[_Way]:
+        """Bursts that keep to the pace, and such that use all the time there is; none if there is none."""
+        demand = self._demand
+        most = self.spare - RESERVE * (self.spare + demand.waited) - upper
+        steady = min(most, self._smooth - upper - demand.waited)
+        lengths = ({steady} if steady + demand.waited > demand.group else set()) | (
+            {most} if most > demand.group else set()
+        )
+        return [self._burst(split, mean, upper, beside, max(0.0, length)) for length in lengths]
+
+    def _burst(self, split: Split, mean: float, upper: float, beside: float, most: float) -> _Way:
+        """Score bursts of prefill on the whole device between steps on `split`.
+
+        Readers may wait for a token until it is due: at once as long as the earliest of them can, from then on as
+        long as their pace allows. No more of that is used than what is asked for needs.
+
+        Args:
+            mean, upper: seconds of a step.
+            beside: pace of prefill during a step.
+        """
+        demand, firsts = self._demand, self._whole
+        costs = mean * (1.0 - beside)
+        fastest = max(1e-9, 1.0 - costs / max(upper, _PACE * demand.tpot))
+        needed = firsts.needed(most, fastest)
+        length = min(most + demand.waited, max(0.0, costs / max(1e-9, 1.0 - needed) - mean))
+        now = min(most, length - demand.waited)
+        period = mean + length
+        end = self._begin_whole + max(0.0, now) + upper
+        speed = 1.0 - costs / period
+        score, kept = self._score(end, upper, period, speed, firsts.after(most, fastest))
+        if self._last.kind is _BURST:
+            score += STAY
+        return score, _BURST, split, speed, 0, now, kept
+
+    def _score(
+        self, end: float, upper: float, mean: float, speed: float, firsts: tuple[float, int]
+    ) -> tuple[float, int]:
+        demand = self._demand
+        tokens = len(demand.tokens)
+        if end - 1e-9 > self._earliest:
+            tokens -= bisect_left(demand.tokens, end - 1e-9)
+        gap = demand.waited + end - self._begin_whole
+        score = tokens + firsts[0] + GAIN * (self._alone / mean + speed) - STUTTER * max(0.0, gap / self._smooth - 1.0)
+        return score + KEEP_UP if upper <= demand.tpot else score, tokens + firsts[1]
 
 
 def choose(
@@ -179,28 +265,29 @@ def choose(
     """
     alone = options.alone
     judge = _Judge(snapshot, demand, alone.mean, last)
-    units, spare = snapshot.units, judge.spare
-    burst = spare - alone.upper
-    whole = Split(0, units)
-    ways = [_best_split(judge, splits, predictor, options, demand, last)] if splits else []
+    whole = Split(0, snapshot.units)
+    ways: list[_Way] = []
+    if splits:
+        best = _best_split(judge, splits, predictor, options, demand, last)
+        place = splits.index(best[2])
+        mean, upper, speed, _ = options.beside(predictor, place)
+        ways = [best, *judge.bursts(best[2], mean, upper, speed)]
     if not demand.starved:
-        ways.append(judge.way(_DECODE, whole, alone.mean, alone.upper, 0.0, 1e-9))
-    if burst > demand.group:
-        speed = burst / (burst + alone.mean)
-        ways.append(judge.way(_PREFILL, Split(units, 0), alone.mean + burst, alone.upper + burst, speed, speed))
+        ways.append(judge.way(_DECODE, whole, alone.mean, alone.upper, 0.0))
+    ways += judge.bursts(whole, alone.mean, alone.upper, 0.0)
     hybrids = []
-    for limit in {min(demand.tpot, spare), spare}:
+    for limit in judge.limits(options, predictor):
         chunk, mean, upper = options.hybrid(predictor, limit)
         done = chunk * demand.rate
-        hybrids.append(judge.way(_HYBRID, whole, mean, upper, done / mean, done / upper, chunk))
+        hybrids.append(judge.way(_HYBRID, whole, mean, upper, done / mean, chunk))
     hybrid = max(hybrids)
-    best = max(ways) if ways else hybrid
+    chosen = max(ways, default=hybrid)
     drain = False
-    if hybrid[0] > best[0]:
+    if hybrid[0] > chosen[0]:
         drain = bool(snapshot.forwards) and bool(ways)
-        best = best if drain else hybrid
-    _, kind, split, speed, chunk, kept = best
-    return Choice(kind, split, speed, chunk, burst, kept, judge.asked, drain)
+        chosen = chosen if drain else hybrid
+    _, kind, split, speed, chunk, seconds, kept = chosen
+    return Choice(kind, split, speed, chunk, seconds, kept, judge.asked, drain)
 
 
 def _best_split(
@@ -212,8 +299,8 @@ def _best_split(
     def look(place: int) -> float:
         way = seen.get(place)
         if way is None:
-            mean, upper, speed, sure = options.beside(predictor, place)
-            way = seen[place] = judge.way(_SPLIT, splits[place], mean, upper, speed, sure)
+            mean, upper, speed, _ = options.beside(predictor, place)
+            way = seen[place] = judge.way(_SPLIT, splits[place], mean, upper, speed)
         return way[0]
 
     count = len(splits)
@@ -230,7 +317,10 @@ def _best_split(
     return seen[best]
 
 
+_PACE = 0.97
+"""Share of the TPOT objective that steps follow each other at when bursts take all they can."""
+_MOST_LATE = 2.0
 _NEVER = 1e12
 """A pace that no prefill reaches."""
-_SPLIT, _HYBRID, _DECODE, _PREFILL = Kind
+_SPLIT, _HYBRID, _DECODE, _BURST = Kind
 """Plain names: looking a member up in its enumeration costs more than the comparison it is for."""

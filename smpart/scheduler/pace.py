@@ -64,7 +64,7 @@ class Readers:
             return 0
         return self._context + len(self.tuple) * (int(table.computed[self.tuple[0]]) - self._first)
 
-    def due(self, table: RequestTable, start: float, fastest: float) -> Floats:
+    def due(self, table: RequestTable, start: float, fastest: float, credit: float) -> Floats:
         """See `token_deadlines`."""
         rows = self.rows
         ahead = table.ahead.take(rows)
@@ -76,7 +76,7 @@ class Readers:
                 previous = np.where(ahead > 0, start, previous)
         ahead += table.outputs.take(rows)
         pace = ahead * self._aim
-        pace += table.first_token.take(rows)
+        pace += table.first_token.take(rows) + credit * max(0.0, self.tpot - fastest)
         gaps = self._gaps
         if self.tpot < fastest:
             gaps = np.where(self._tpot < fastest, 2.0 * fastest, gaps)
@@ -88,7 +88,7 @@ class Readers:
         return np.fmax(due, start + 1.15 * fastest, out=due)
 
 
-def token_deadlines(table: RequestTable, rows: Rows, start: float, fastest: float) -> Floats:
+def token_deadlines(table: RequestTable, rows: Rows, start: float, fastest: float, credit: float = 0.0) -> Floats:
     """When the next token of each row that is not launched yet has to be there; seconds on the engine's clock.
 
     A row ahead of its reading pace (first token + n × TPOT) has slack up to its ITL objective; a row behind it must
@@ -98,5 +98,6 @@ def token_deadlines(table: RequestTable, rows: Rows, start: float, fastest: floa
     Args:
         start: when the step now in flight ends, the last of the rows' launched tokens with it (now, if none is).
         fastest: seconds of the next step on the whole device.
+        credit: steps on the whole device that would make good again what a reader may fall behind the pace.
     """
-    return Readers(table, rows).due(table, start, fastest)
+    return Readers(table, rows).due(table, start, fastest, credit)

@@ -112,7 +112,7 @@ def test_smpart_lets_a_lone_phase_have_the_device() -> None:
 def test_smpart_splits_when_a_hybrid_step_would_break_the_pace_and_says_why() -> None:
     slo = SLO(3000, 300)
     rows = [decoding(100, tpot=0.3, itl=0.6, first_token=1.0, last_token=1.0) for _ in range(8)]
-    queue = [waiting(400, ttft_deadline=4.0)]
+    queue = [waiting(400, ttft_deadline=12.0)]
     kinds = {"units": 2, "step": 1, "layers": 30, "predictor": Oracle(cpu_cost)}
     plan = make_policy("smpart", slo=slo).plan(still(rows + queue, **kinds))
     assert plan.split == Split(1, 1)

@@ -34,16 +34,20 @@ from smpart.scheduler.table import RequestTable
 
 PAUSE = 1.0
 STARVE = 2.0
-GROUP = 0.25
+GROUP = 0.12
 """A layer group takes at most this share of the TPOT objective..."""
+LONGEST = 1.0
 LEAST_GROUP_S = 2e-3
 """...but need not be shorter than this."""
+CREDIT = 8.0
+"""A reader may fall behind the pace by what so many steps on the whole device would make good again, unless somebody
+who waits is late already: then there will be no time for that."""
 WIDEN = 1.02
 """A lone decode gets all units if they speed it up by more than this."""
 
 _COUNTED = 16
 """Prefills whose deadlines are counted."""
-_SPLIT, _HYBRID, _, _PREFILL = Kind
+_SPLIT, _HYBRID, _DECODE, _BURST = Kind
 
 Refusals = tuple[tuple[int, str], ...]
 
@@ -81,7 +85,7 @@ class Smpart:
         if closed and not self._refuses:  # whatever the order of those who wait, nobody can start
             line, head = NOBODY, EMPTY
         else:
-            speed, longest = max(0.2, self._last.speed), self._group * snapshot.layers
+            speed, longest = max(0.2, self._last.speed), LONGEST * self._group * snapshot.layers
             ahead = self._ahead(snapshot)
             line = self._standing.line(snapshot, self._costs, self._turns, ahead, speed, longest, self._group)
             refuse = self._refuse(snapshot, line)
@@ -98,12 +102,17 @@ class Smpart:
             head = pack(snapshot, line, space, choice.chunk, math.inf)
         reason = self._reason(choice, len(readers.tuple), line, snapshot)
         step = prefill = None
-        if choice.kind is not _PREFILL and snapshot.decode_lane.room:
+        burst = (
+            choice.kind is _BURST
+            and choice.seconds > self._costs.work_of(head.shape.prefill_tokens or 1) / snapshot.layers
+        )
+        split = Split(snapshot.units, 0) if burst else choice.split
+        if not burst and snapshot.decode_lane.room:
             step = Step(readers.tuple, head.pieces if choice.kind is _HYBRID else ())
-        if choice.kind is _SPLIT or choice.kind is _PREFILL:
-            bound = min(self._group, choice.seconds) if choice.kind is _PREFILL else self._group
-            prefill = self._prefill(snapshot, line, head, choice.split.prefill, bound, choice.drain)
-        return Plan(choice.split, prefill, step, preempt=fit.preempt, refuse=refuse, reason=reason)
+        if split.prefill:
+            bound = min(self._group, choice.seconds) if burst else self._group
+            prefill = self._prefill(snapshot, line, head, split.prefill, bound, choice.drain)
+        return Plan(split, prefill, step, preempt=fit.preempt, refuse=refuse, reason=reason)
 
     # ---- one side only
 
@@ -113,7 +122,7 @@ class Smpart:
         if not head.pieces and not snapshot.forwards:
             return Plan(snapshot.split, preempt=preempt, refuse=refuse, reason="nothing can be launched")
         whole = Split(snapshot.units, 0)
-        self._last = Choice(Kind.PREFILL, whole, 1.0)
+        self._last = Choice(Kind.DECODE, whole, 1.0)
         prefill = self._prefill(snapshot, line, head, snapshot.units, self._group, False)
         return Plan(whole, prefill, preempt=preempt, refuse=refuse, reason="nothing to decode: prefill has the device")
 
@@ -140,7 +149,8 @@ class Smpart:
         shape = head.shape if head.pieces else forwards[-1].shape
         options = self._costs.options(predictor, len(readers.tuple), context, shape, self._proper, snapshot.units)
         begin = max(snapshot.now, snapshot.decode_lane.busy_until)
-        due = readers.due(snapshot.table, begin, options.alone.upper)
+        credit = CREDIT if line.saved == len(line.rows) else 0.0
+        due = readers.due(snapshot.table, begin, options.alone.upper, credit)
         due.sort()
         count = min(len(line.rows), max(len(head.pieces), min(line.saved, _COUNTED)))
         work, first, weight = line.work[:count].tolist(), line.deadlines[:count].tolist(), [1] * count
@@ -151,6 +161,7 @@ class Smpart:
         demand = Demand(
             due.tolist(),
             readers.tpot,
+            self._waited(snapshot, readers),
             work,
             first,
             weight,
@@ -196,6 +207,13 @@ class Smpart:
         forward = self._costs.beside(snapshot.predictor, shape, units, beside)
         layers = max(1, int(bound * snapshot.layers / forward))
         return None if layers >= left else layers
+
+    def _waited(self, snapshot: Snapshot, readers: Readers) -> float:
+        """Seconds that the readers will have been without a token when the whole device is free."""
+        if snapshot.decode_lane.inflight:
+            return 0.0
+        last = float(np.fmin.reduce(snapshot.table.last_token.take(readers.rows)))
+        return max(snapshot.now, snapshot.prefill_lane.busy_until) - last
 
     # ---- what it knows of started forwards and of itself
 
