@@ -11,7 +11,7 @@ from smpart.errors import BackendUnavailable, UnsupportedModel, UsageError
 from smpart.kvcache import KVConfig, KVLayout, pool_blocks
 from smpart.partition import Backend
 from smpart.partition.cores import Cores
-from smpart.predictor import OnlinePredictor, RooflinePrior
+from smpart.predictor import OnlinePredictor, Rates, RooflinePrior, calibrate
 from smpart.profiler.probe import Probe, Prober, first_look
 from smpart.runtime.adapter import ModelAdapter, model_shape
 from smpart.runtime.board import Board
@@ -102,6 +102,9 @@ def _look(deployment: Deployment) -> list[Probe]:
     assert isinstance(deployment.board, Board)
     prober = Prober(deployment.lanes, deployment.board, deployment.blocks)
     probes = list(first_look(prober, deployment.lanes.splits(), _LOOK_S, deployment.lanes.now))
+    alone = [(probe.shape, probe.units, probe.seconds) for probe in probes if not probe.neighbour.tokens]
+    rates = calibrate(deployment.model_shape, Rates.guess(deployment.lanes.device), alone)
+    deployment.predictor = OnlinePredictor(RooflinePrior(deployment.model_shape, deployment.lanes.device, rates))
     for probe in probes:
         deployment.predictor.observe(probe.shape, probe.units, probe.neighbour, 1.0, probe.seconds)
         _log.debug("first look: %s on %d units takes %.1f ms", probe.shape, probe.units, probe.seconds * 1e3)

@@ -9,7 +9,8 @@ class Line:
     """Tracks works in flight and answers under which split a side may launch next.
 
     A new split is a *target*. The shrinking side takes it at its next launch; the growing side keeps its old
-    share until every work of the other side that owns units it wants has completed. With an exclusive or hybrid target the side that gets nothing may not launch at all.
+    share until every work of the other side that owns units it wants has completed. With an exclusive or hybrid
+    target the side that gets nothing may not launch at all.
 
     >>> line = Line(4, Split(4, 0))
     >>> line.launched(1, Side.PREFILL, Split(4, 0))

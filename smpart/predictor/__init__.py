@@ -4,8 +4,9 @@
 `OnlinePredictor` corrects it with what really happened and gives upper bounds that cover.
 """
 
+from smpart.predictor.calibrate import calibrate
 from smpart.predictor.estimate import NOTHING, Estimate, Predictor
 from smpart.predictor.online import OnlinePredictor, Prior
 from smpart.predictor.prior import Rates, RooflinePrior
 
-__all__ = ["NOTHING", "Estimate", "OnlinePredictor", "Predictor", "Prior", "Rates", "RooflinePrior"]
+__all__ = ["NOTHING", "Estimate", "OnlinePredictor", "Predictor", "Prior", "Rates", "RooflinePrior", "calibrate"]

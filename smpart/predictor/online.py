@@ -14,8 +14,8 @@ _SLOWEST_RATE = 0.06
 """Weight of a new observation once many have been seen."""
 _BACKING = 0.5
 """How many observations the coarser level counts for beside the finer one."""
-_COVERAGE = 0.99
-_WINDOW = 256
+_COVERAGE = 0.97
+_WINDOW = 128
 """Residuals that the bound is taken from."""
 _TRUSTED = 8
 """Residuals before the bound may become narrower than `_FIRST_MARGIN`."""
@@ -140,15 +140,17 @@ class OnlinePredictor:
             return
         self.observations += 1
         beside = _phase(neighbour)
-        expected = self.predict(shape, units, neighbour).mean
-        self._margin((phase, 1 if beside else 0)).learn(math.log(seconds / (fraction * expected)))
+        keys = _contention_keys(phase, units, beside, shape, neighbour) if beside else _solo_keys(phase, units, shape)
+        if keys[-1] in self._levels:  # what is new is guessed at, which says nothing of how good predictions are
+            expected = self.predict(shape, units, neighbour).mean
+            self._margin((phase, 1 if beside else 0)).learn(math.log(seconds / (fraction * expected)))
         ratio = math.log(seconds / (fraction * self.prior.seconds(shape, units)))
         if beside:
             slower = ratio - self._solo_log(phase, shape, units)
-            for key in _contention_keys(phase, units, beside, shape, neighbour):
+            for key in keys:
                 self._level(key).learn(slower)
         else:
-            for key in _solo_keys(phase, units, shape):
+            for key in keys:
                 self._level(key).learn(ratio)
 
     def _solo_log(self, phase: int, shape: Shape, units: int) -> float:

@@ -21,6 +21,8 @@ class Rates:
         knee: units from which on the bandwidth no longer grows.
         forward_seconds: fixed cost of a forward.
         layer_seconds: fixed cost of a decoder layer.
+        row_seconds: cost of each decoding sequence beyond its arithmetic and traffic.
+        overlap: share of the lesser of arithmetic and weight traffic that hides behind the greater.
     """
 
     unit_flops: float
@@ -28,12 +30,14 @@ class Rates:
     knee: float
     forward_seconds: float
     layer_seconds: float
+    row_seconds: float = 0.0
+    overlap: float = 1.0
 
     @classmethod
     def guess(cls, device: Device) -> Rates:
         """Rough rates for a kind of device: data-sheet peaks of known GPUs, a middling core otherwise."""
         if device.kind == "cpu":
-            return cls(15e9, 8e9, min(2.0, device.units), 1e-3, 1e-4)
+            return cls(15e9, 8e9, 1.0, 1e-3, 1e-4, 1e-3, overlap=0.0)
         name = device.name.lower()
         flops, bandwidth = next((peaks for key, peaks in _GPU_PEAKS.items() if key in name), _GPU_PEAKS["a100"])
         return cls(0.6 * flops / device.units, 0.8 * bandwidth, max(1.0, 0.3 * device.units), 3e-4, 1e-5)
@@ -75,14 +79,17 @@ class RooflinePrior:
         sampled = shape.prefill_chunks + shape.decode_batch
         linear = (self._linear * tokens + self._head * sampled) / flops
         weights = self.model.weight_bytes / bandwidth
+        less, more = (linear, weights) if linear < weights else (weights, linear)
         prefill = self._pair * shape.prefill_pairs / flops
         prefill_read = self._kv * (shape.prefill_context + shape.prefill_tokens) / bandwidth
         decode_read = self._kv * (shape.decode_context + shape.decode_batch) / bandwidth
         return (
             self._fixed
-            + (linear if linear > weights else weights)
+            + more
+            + (1.0 - rates.overlap) * less
             + (prefill if prefill > prefill_read else prefill_read)
             + decode_read
+            + rates.row_seconds * shape.decode_batch
         )
 
     def contention(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from enum import StrEnum
-from itertools import accumulate
 from typing import NamedTuple
 
 from smpart.partition import Split
 from smpart.predictor.estimate import Predictor
 from smpart.scheduler.costs import Options
+from smpart.scheduler.demand import Demand, Firsts
 from smpart.scheduler.snapshot import Snapshot
 
 KEEP_UP = 0.5
 """What being able to go on like this is worth, in deadlines kept: breaks ties only."""
-EARLY, LATE = 0.5, 0.2
-"""A first token counts in full if it is predicted this share of its time early, for nothing if it is this share late,
-and in proportion between: predictions err, and somebody may arrive meanwhile."""
-LATENESS = 0.02
-"""What every missed first token at once costs when it comes a whole objective late, likewise."""
 RESERVE = 0.3
+"""Share of a reader's time until the next token that a burst leaves alone: the last piece of it may take longer."""
 SMOOTH = 3.0
+"""A gap of so many steps alone on the whole device, or of the TPOT objective if that is longer, is no stutter."""
 STUTTER = 0.5
-"""What a gap of one TPOT objective more than the objective costs."""
+"""What a gap twice as long costs, in deadlines kept."""
 GAIN = 0.15
-"""What getting twice as much work done is worth, likewise."""
+"""What getting twice as much work done is worth, in deadlines kept: breaks ties only."""
 STAY = 0.01
 """What not moving is worth, likewise."""
 _COARSE = 4
@@ -62,92 +59,9 @@ class Choice(NamedTuple):
     drain: bool = False
 
 
-class Demand(NamedTuple):
-    """What is asked of the device.
-
-    Attributes:
-        tokens: [running] when each reader's next token is due, ascending.
-        tpot: the tightest TPOT objective among them.
-        waited: seconds that the readers will have been without a token when the next step can begin.
-        work: [prefills] seconds of each on the whole device, alone, in the order they will be served.
-        first: [prefills] when each one's first token is due.
-        weight: [prefills] requests each stands for.
-        ttft: the TTFT objective that lateness is measured by.
-        rate: seconds of prefill work (whole device, alone) in one prompt token.
-        group: seconds that the smallest piece of prefill takes on the whole device.
-        starved: prefill must get on now.
-    """
-
-    tokens: list[float]
-    tpot: float
-    waited: float
-    work: list[float]
-    first: list[float]
-    weight: list[int]
-    ttft: float
-    rate: float
-    group: float
-    starved: bool
-
-
 _Way = tuple[float, "Kind", Split, float, int, float, int]
 """A way to go on, judged: score, kind, split, speed, chunk, seconds of a burst, deadlines kept. The greater the better.
 """
-
-
-class _Firsts:
-    """What first tokens are worth for any pace of prefill from one moment on.
-
-    Each prefill has a pace below which it is late; sorted by it, the early and the late ones are ends of the line, and
-    what is between them is worth a sum that is known.
-    """
-
-    __slots__ = ("_needs", "_sums", "jobs", "total")
-
-    def __init__(self, demand: Demand, start: float) -> None:
-        self.jobs: list[tuple[float, float, int]] = []
-        line = []
-        done = 0.0
-        for work, first, weight in zip(demand.work, demand.first, demand.weight, strict=True):
-            done += work
-            slack = first - start
-            self.jobs.append((done, slack, weight))
-            line += [done / slack if slack > 0.0 else _NEVER] * weight
-        line.sort()
-        self._needs = line
-        self._sums = [0.0, *accumulate(line)]
-        self.total = len(line)
-
-    def at(self, pace: float) -> tuple[float, int]:
-        """What they are worth in all, and how many are in time."""
-        needs, sums = self._needs, self._sums
-        early, late = bisect_right(needs, pace * (1.0 - EARLY)), bisect_left(needs, pace * (1.0 + LATE))
-        some = (late - early) * (1.0 + LATE) - (sums[late] - sums[early]) / pace
-        behind = sum(min(_MOST_LATE, need / pace - 1.0) for need in needs[late:]) if late < len(needs) else 0.0
-        return early + some / (EARLY + LATE) - LATENESS * behind, bisect_right(needs, pace)
-
-    def after(self, head: float, pace: float) -> tuple[float, int]:
-        """Likewise, if `head` seconds at full pace come before the rest at `pace`."""
-        kept, worth = 0, 0.0
-        for done, slack, weight in self.jobs:
-            end = done if done <= head else head + (done - head) / pace
-            share = end / slack if slack > 0.0 else _NEVER
-            if share <= 1.0:
-                kept += weight
-            if share < 1.0 + LATE:
-                worth += weight * min(1.0, (1.0 + LATE - share) / (EARLY + LATE))
-            else:
-                worth -= weight * LATENESS * min(_MOST_LATE, share - 1.0)
-        return worth, kept
-
-    def needed(self, head: float, pace: float) -> float:
-        """Pace at which each that `head` seconds at full pace and then `pace` do not bring too late is early."""
-        needed = 0.0
-        for done, slack, _ in self.jobs:
-            end = done if done <= head else head + (done - head) / pace
-            if end < (1.0 + LATE) * slack:
-                needed = max(needed, done / (slack * (1.0 - EARLY)))
-        return min(1.0, needed)
 
 
 class _Judge:
@@ -174,8 +88,8 @@ class _Judge:
         self._demand, self._alone, self._held, self._last = demand, alone, snapshot.split, last
         self._earliest = demand.tokens[0]
         self._smooth = max(demand.tpot, SMOOTH * alone)
-        self._firsts = _Firsts(demand, begin)
-        self._whole = _Firsts(demand, self._begin_whole) if begin < self._begin_whole else self._firsts
+        self._firsts = Firsts(demand, begin)
+        self._whole = Firsts(demand, self._begin_whole) if begin < self._begin_whole else self._firsts
         self.asked = len(demand.tokens) + self._firsts.total
 
     @property
@@ -213,9 +127,9 @@ class _Judge:
         demand = self._demand
         most = self.spare - RESERVE * (self.spare + demand.waited) - upper
         steady = min(most, self._smooth - upper - demand.waited)
-        lengths = ({steady} if steady + demand.waited > demand.group else set()) | (
-            {most} if most > demand.group else set()
-        )
+        lengths = {most} if most > demand.group else set()
+        if steady + demand.waited > demand.group:
+            lengths.add(steady)
         return [self._burst(split, mean, upper, beside, max(0.0, length)) for length in lengths]
 
     def _burst(self, split: Split, mean: float, upper: float, beside: float, most: float) -> _Way:
@@ -270,7 +184,7 @@ def choose(
     if splits:
         best = _best_split(judge, splits, predictor, options, demand, last)
         place = splits.index(best[2])
-        mean, upper, speed, _ = options.beside(predictor, place)
+        mean, upper, speed = options.beside(predictor, place)
         ways = [best, *judge.bursts(best[2], mean, upper, speed)]
     if not demand.starved:
         ways.append(judge.way(_DECODE, whole, alone.mean, alone.upper, 0.0))
@@ -299,7 +213,7 @@ def _best_split(
     def look(place: int) -> float:
         way = seen.get(place)
         if way is None:
-            mean, upper, speed, _ = options.beside(predictor, place)
+            mean, upper, speed = options.beside(predictor, place)
             way = seen[place] = judge.way(_SPLIT, splits[place], mean, upper, speed)
         return way[0]
 
@@ -319,8 +233,5 @@ def _best_split(
 
 _PACE = 0.97
 """Share of the TPOT objective that steps follow each other at when bursts take all they can."""
-_MOST_LATE = 2.0
-_NEVER = 1e12
-"""A pace that no prefill reaches."""
 _SPLIT, _HYBRID, _DECODE, _BURST = Kind
 """Plain names: looking a member up in its enumeration costs more than the comparison it is for."""

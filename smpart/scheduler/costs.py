@@ -38,13 +38,12 @@ class Beside(NamedTuple):
 
     Attributes:
         mean, upper: seconds of the step beside the prefill.
-        speed, sure: pace of the prefill beside the step, expected and at least; 1 = on the whole device, alone.
+        speed: pace of the prefill beside the step; 1 = on the whole device, alone.
     """
 
     mean: float
     upper: float
     speed: float
-    sure: float
 
 
 class Options:
@@ -112,7 +111,7 @@ class Options:
         split = self._splits[place]
         step = predictor.predict(self._step, split.decode, self._head)
         head = predictor.predict(self._head, split.prefill, self._step)
-        found = Beside(step.mean, step.upper, self.prefill / head.mean, self.prefill / head.upper)
+        found = Beside(step.mean, step.upper, self.prefill / head.mean)
         self._beside[place] = found
         return found
 

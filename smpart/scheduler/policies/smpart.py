@@ -2,8 +2,9 @@
 
 At every decision it knows until when the next token of each reader must be there (`pace`), in which order prompts
 are best served (`backlog`), and asks the predictor's upper bounds what each way to go on would do (`choice`):
-every split, a hybrid step, decode alone, a prefill within decode's slack. The way that keeps the most deadlines is
-taken; among equals the one that can be kept up, then the one that gets the most work done, then the present one.
+every split, bursts of prefill between steps, a hybrid step, decode alone. A reader's next token in time is worth one,
+a first token the more the earlier it is expected before it is due (`demand`); a stutter costs. Of ways of equal worth
+the one that can be kept up is taken, then the one that gets the most work done, then the present one.
 
 Bounds that hold whatever the load: a started forward is paused for at most `PAUSE` TTFT objectives (and one layer
 group) while others pass it; prefill as a whole goes without a token for at most `STARVE` of them; ageing rows get
@@ -22,8 +23,9 @@ from smpart.partition import Shape, Split
 from smpart.predictor.estimate import NOTHING
 from smpart.scheduler import memory
 from smpart.scheduler.backlog import NOBODY, Backlog, Standing, Turns
-from smpart.scheduler.choice import Choice, Demand, Kind, choose
+from smpart.scheduler.choice import Choice, Kind, choose
 from smpart.scheduler.costs import Costs
+from smpart.scheduler.demand import Demand
 from smpart.scheduler.memory import Fit
 from smpart.scheduler.pace import Readers
 from smpart.scheduler.packing import EMPTY, Pack, pack, room
@@ -36,7 +38,6 @@ PAUSE = 1.0
 STARVE = 2.0
 GROUP = 0.12
 """A layer group takes at most this share of the TPOT objective..."""
-LONGEST = 1.0
 LEAST_GROUP_S = 2e-3
 """...but need not be shorter than this."""
 CREDIT = 8.0
@@ -85,7 +86,7 @@ class Smpart:
         if closed and not self._refuses:  # whatever the order of those who wait, nobody can start
             line, head = NOBODY, EMPTY
         else:
-            speed, longest = max(0.2, self._last.speed), LONGEST * self._group * snapshot.layers
+            speed, longest = max(0.2, self._last.speed), self._group * snapshot.layers
             ahead = self._ahead(snapshot)
             line = self._standing.line(snapshot, self._costs, self._turns, ahead, speed, longest, self._group)
             refuse = self._refuse(snapshot, line)
@@ -103,8 +104,7 @@ class Smpart:
         reason = self._reason(choice, len(readers.tuple), line, snapshot)
         step = prefill = None
         burst = (
-            choice.kind is _BURST
-            and choice.seconds > self._costs.work_of(head.shape.prefill_tokens or 1) / snapshot.layers
+            choice.kind is _BURST and choice.seconds > self._costs.work_of(head.shape.prefill_tokens) / snapshot.layers
         )
         split = Split(snapshot.units, 0) if burst else choice.split
         if not burst and snapshot.decode_lane.room:
@@ -213,7 +213,7 @@ class Smpart:
         if snapshot.decode_lane.inflight:
             return 0.0
         last = float(np.fmin.reduce(snapshot.table.last_token.take(readers.rows)))
-        return max(snapshot.now, snapshot.prefill_lane.busy_until) - last
+        return max(0.0, max(snapshot.now, snapshot.prefill_lane.busy_until) - last)
 
     # ---- what it knows of started forwards and of itself
 

@@ -1,0 +1,99 @@
+"""What is asked of the device, and what serving the prompts at some pace would be worth."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from typing import NamedTuple
+
+EARLY, LATE = 0.5, 0.2
+"""A first token counts in full if it is predicted this share of its time early, for nothing if it is this share late,
+and in proportion between: predictions err, and somebody may arrive meanwhile."""
+LATENESS = 0.02
+"""What a first token that is worth nothing any more costs for each time its time that it is late."""
+_MOST_LATE = 2.0
+_NEVER = 1e12
+"""A pace that no prefill reaches."""
+
+
+class Demand(NamedTuple):
+    """What is asked of the device.
+
+    Attributes:
+        tokens: [running] when each reader's next token is due, ascending.
+        tpot: the tightest TPOT objective among them.
+        waited: seconds that the readers will have been without a token when the next step can begin.
+        work: [prefills] seconds of each on the whole device, alone, in the order they will be served.
+        first: [prefills] when each one's first token is due.
+        weight: [prefills] requests each stands for.
+        ttft: the TTFT objective that lateness is measured by.
+        rate: seconds of prefill work (whole device, alone) in one prompt token.
+        group: seconds that the smallest piece of prefill takes on the whole device.
+        starved: prefill must get on now.
+    """
+
+    tokens: list[float]
+    tpot: float
+    waited: float
+    work: list[float]
+    first: list[float]
+    weight: list[int]
+    ttft: float
+    rate: float
+    group: float
+    starved: bool
+
+
+class Firsts:
+    """What first tokens are worth for any pace of prefill from one moment on.
+
+    Each prefill has a pace below which it is late; sorted by it, the early and the late ones are ends of the line, and
+    what is between them is worth a sum that is known.
+    """
+
+    __slots__ = ("_needs", "_sums", "jobs", "total")
+
+    def __init__(self, demand: Demand, start: float) -> None:
+        self.jobs: list[tuple[float, float, int]] = []
+        line = []
+        done = 0.0
+        for work, first, weight in zip(demand.work, demand.first, demand.weight, strict=True):
+            done += work
+            slack = first - start
+            self.jobs.append((done, slack, weight))
+            line += [done / slack if slack > 0.0 else _NEVER] * weight
+        line.sort()
+        self._needs = line
+        self._sums = [0.0, *accumulate(line)]
+        self.total = len(line)
+
+    def at(self, pace: float) -> tuple[float, int]:
+        """What they are worth in all, and how many are in time."""
+        needs, sums = self._needs, self._sums
+        early, late = bisect_right(needs, pace * (1.0 - EARLY)), bisect_left(needs, pace * (1.0 + LATE))
+        some = (late - early) * (1.0 + LATE) - (sums[late] - sums[early]) / pace
+        behind = sum(min(_MOST_LATE, need / pace - 1.0) for need in needs[late:]) if late < len(needs) else 0.0
+        return early + some / (EARLY + LATE) - LATENESS * behind, bisect_right(needs, pace)
+
+    def after(self, head: float, pace: float) -> tuple[float, int]:
+        """Likewise, if `head` seconds at full pace come before the rest at `pace`."""
+        kept, worth = 0, 0.0
+        for done, slack, weight in self.jobs:
+            end = done if done <= head else head + (done - head) / pace
+            share = end / slack if slack > 0.0 else _NEVER
+            if share <= 1.0:
+                kept += weight
+            if share < 1.0 + LATE:
+                worth += weight * min(1.0, (1.0 + LATE - share) / (EARLY + LATE))
+            else:
+                worth -= weight * LATENESS * min(_MOST_LATE, share - 1.0)
+        return worth, kept
+
+    def needed(self, head: float, pace: float) -> float:
+        """Pace at which each that `head` seconds at full pace and then `pace` do not bring too late is early."""
+        needed = 0.0
+        for done, slack, _ in self.jobs:
+            end = done if done <= head else head + (done - head) / pace
+            if end < (1.0 + LATE) * slack:
+                needed = max(needed, done / (slack * (1.0 - EARLY)))
+        return min(1.0, needed)
