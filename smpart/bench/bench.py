@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from smpart.bench import capacity
+from smpart.bench.budget import fair_budget
 from smpart.bench.load import Load
 from smpart.bench.metrics import attainment, backlog_grows
 from smpart.bench.probe import Speed, measure
@@ -25,6 +26,8 @@ LOAD = 0.7
 
 DURATION_S = 60.0
 """Seconds that a synthetic load lasts if no limit is given (but at least 12 and at most 1,000 requests)."""
+
+_CHUNKED = "chunked"
 
 Watch = Callable[[Status], None]
 Watcher = Callable[[str], AbstractContextManager[Watch]]
@@ -95,11 +98,13 @@ class Bench:
             deployment.core(policy, options.slo or SLO())
         sample = self._open(options.source.seed, default_count=24)
         self._warm_up()
-        self._speed = self._probe() if options.slo is None or self._rate_is_free else None
+        measures = options.slo is None or self._rate_is_free or _CHUNKED in options.policies
+        self._speed = self._probe() if measures else None
         self._rate = self._choose_rate(sample)
         self._count = round(min(1000.0, max(12.0, DURATION_S * (self._rate or 0.0))))
         self.load = self._at(self._rate, options.source.seed)
         self.slo = options.slo or self._fit_slo()
+        self._specs = {policy: self._spec(policy) for policy in options.policies}
         for note in self.load.notes:
             say(note)
         if longer := self.load.longer_than(deployment.max_len):
@@ -118,7 +123,15 @@ class Bench:
         with self._watcher(f"{policy} @ {load.rate:.3g} req/s, seed {seed}") as watch:
             jobs = self._jobs(load, seed)
             done = run(
-                self._deployment, policy, self.slo, load, jobs, seed=seed, watch=watch, capacity_rps=capacity_rps
+                self._deployment,
+                policy,
+                self.slo,
+                load,
+                jobs,
+                spec=self._specs[policy],
+                seed=seed,
+                watch=watch,
+                capacity_rps=capacity_rps,
             )
         met = attainment(done.replay, self.slo)
         self._say(f"{policy}, seed {seed}: {len(jobs)} requests in {done.replay.seconds:.3g} s, {met:.0%} met the SLO")
@@ -188,6 +201,18 @@ class Bench:
             patient = SLO(ttft_ms=1e9, tpot_ms=1e9)
             replay(self._deployment.core(policy, patient), [Job(0.0, range(1, 17), params, ())], patient)
         self._say("warmed up: one short request a policy, not timed")
+
+    def _spec(self, policy: str) -> str:
+        """The policy as it is run: chunked prefill that was given no budget gets one that fits the objectives."""
+        if policy != _CHUNKED:
+            return policy
+        assert self._speed is not None
+        load = self.load.within(self._deployment.max_len)
+        tokens = fmean(a.prompt_tokens for a in load.arrivals) * load.rate
+        batch = self._speed.mean_batch(load)
+        budget = fair_budget(self._deployment, self._speed, self.slo, batch, tokens)
+        self._say(f"{policy}: {budget} tokens a step, what fits the TPOT objective, or more if it could not keep up")
+        return f"{policy}:{budget}"
 
     def _fit_slo(self) -> SLO:
         assert self._speed is not None

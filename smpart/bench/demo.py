@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from smpart.bench.bench import Watcher
+from smpart.bench.budget import fair_budget
 from smpart.bench.load import Arrival, Load
 from smpart.bench.probe import Speed, measure
 from smpart.bench.replay import Job
@@ -75,7 +76,7 @@ class Demo:
             f"{self.load.arrivals[-1].time_s:.0f} s, answers of at most {self.answer} tokens, seed {seed}"
         )
         prompt_tok_s = sum(lengths) / _SECONDS
-        budget = self.speed.chunk_for(self.slo, _BATCH, prompt_tok_s)
+        budget = fair_budget(deployment, self.speed, self.slo, _BATCH, prompt_tok_s)
         self.policies = ("mixed", f"chunked:{budget}", "smpart")
         say(
             f"SLO fitted to this machine: TTFT {self.slo.ttft_ms:g} ms (twice a long prompt alone), TPOT "

@@ -28,14 +28,12 @@ class Speed:
 
     Attributes:
         prefill_tok_s: prompt tokens per second.
-        whole_tok_s: prompt tokens per second on the whole device.
         step_s: seconds of a decode step of no sequence, extrapolated: the part that does not grow with the batch.
         row_s: seconds that each sequence adds to a step.
         lanes: the policy that gave the lane its units, for example ``static:1/1``.
     """
 
     prefill_tok_s: float
-    whole_tok_s: float
     step_s: float
     row_s: float
     lanes: str
@@ -70,18 +68,6 @@ class Speed:
         tpot = 2e3 * self.step(batch)
         return SLO(ttft_ms=_round(max(2e3 * prompt / self.prefill_tok_s, 2 * tpot)), tpot_ms=_round(tpot))
 
-    def chunk_for(self, slo: SLO, batch: float, prompt_tok_s: float) -> int:
-        """A fair token budget for chunked prefill: a power of two from 32 to 2048.
-
-        The largest whose hybrid step on the whole device takes one TPOT, but no less than what keeps up with
-        `prompt_tok_s` prompt tokens per second and a quarter more.
-        """
-        budgets = [1 << k for k in range(5, 12)]
-        seconds = {budget: self.step(batch) + budget / self.whole_tok_s for budget in budgets}
-        fit = max((b for b in budgets if seconds[b] <= slo.tpot_ms / 1e3), default=budgets[0])
-        keeps_up = (b for b in budgets if b / seconds[b] >= 1.25 * prompt_tok_s)
-        return max(fit, next(keeps_up, budgets[-1]))
-
 
 def even_split(splits: Sequence[Split]) -> str:
     """The policy under which each phase is alone on its half of the device (if it cannot be split: the whole of it).
@@ -91,6 +77,13 @@ def even_split(splits: Sequence[Split]) -> str:
     """
     shared = [split for split in splits if not split.exclusive]
     return f"static:{min(shared, key=lambda s: abs(s.prefill - s.decode))}" if shared else "mixed"
+
+
+def serve(deployment: Deployment, policy: str, count: int, prompt_tokens: int, output_tokens: int) -> Replay:
+    """Serve `count` equal requests that arrive at once, on an idle deployment."""
+    params = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
+    core: Core = deployment.core(policy, _PATIENT)
+    return replay(core, [Job(0.0, range(1, prompt_tokens + 1), params, ()) for _ in range(count)], _PATIENT)
 
 
 def measure(deployment: Deployment, prompt_tokens: int = 128, batch: int = 8) -> Speed:
@@ -103,17 +96,11 @@ def measure(deployment: Deployment, prompt_tokens: int = 128, batch: int = 8) ->
     """
     policy = even_split(deployment.lanes.splits())
 
-    def serve(count: int, prompt: int, output: int, policy: str = policy) -> Replay:
-        params = SamplingParams(max_tokens=output, ignore_eos=True)
-        core: Core = deployment.core(policy, _PATIENT)
-        return replay(core, [Job(0.0, range(1, prompt + 1), params, ()) for _ in range(count)], _PATIENT)
-
-    serve(1, _PROMPT, 2)
-    prefill = serve(1, prompt_tokens, 1).seconds
-    whole = serve(1, prompt_tokens, 1, "mixed").seconds
-    one, many = (_step(serve(count, _PROMPT, _STEPS + 2 * (count > 1))) for count in (1, batch))
+    serve(deployment, policy, 1, _PROMPT, 2)
+    prefill = serve(deployment, policy, 1, prompt_tokens, 1).seconds
+    one, many = (_step(serve(deployment, policy, count, _PROMPT, _STEPS + 2 * (count > 1))) for count in (1, batch))
     row = max(0.0, (many - one) / (batch - 1))
-    return Speed(prompt_tokens / prefill, prompt_tokens / whole, max(one - row, 1e-9), row, policy)
+    return Speed(prompt_tokens / prefill, max(one - row, 1e-9), row, policy)
 
 
 def _step(result: Replay) -> float:

@@ -32,13 +32,20 @@ def run(
     jobs: Sequence[Job],
     *,
     seed: int,
+    spec: str | None = None,
     watch: Callable[[Status], None] | None = None,
     capacity_rps: float | None = None,
 ) -> Run:
-    """Replay `jobs` (the prompts of `load`) under one policy on a fresh core."""
-    result = replay(deployment.core(policy, slo, seed=seed), jobs, slo, watch)
+    """Replay `jobs` (the prompts of `load`) under one policy on a fresh core.
+
+    Args:
+        policy: its name in the record.
+        spec: the policy with its argument, where that is not part of the name.
+    """
+    result = replay(deployment.core(spec or policy, slo, seed=seed), jobs, slo, watch)
     record: Summary = {
         "policy": policy,
+        "spec": spec or policy,
         "backend": deployment.backend,
         "model": deployment.name,
         "trace": load.name,

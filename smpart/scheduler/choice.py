@@ -188,7 +188,8 @@ def choose(
         ways = [best, *judge.bursts(best[2], mean, upper, speed)]
     if not demand.starved:
         ways.append(judge.way(_DECODE, whole, alone.mean, alone.upper, 0.0))
-    ways += judge.bursts(whole, alone.mean, alone.upper, 0.0)
+    if snapshot.forwards or not splits:  # else a hybrid step does better
+        ways += judge.bursts(whole, alone.mean, alone.upper, 0.0)
     hybrids = []
     for limit in judge.limits(options, predictor):
         chunk, mean, upper = options.hybrid(predictor, limit)
@@ -207,7 +208,7 @@ def choose(
 def _best_split(
     judge: _Judge, splits: tuple[Split, ...], predictor: Predictor, options: Options, demand: Demand, last: Choice
 ) -> _Way:
-    """The best proper split: from the last one uphill while it keeps every deadline, else a grid and its neighbours."""
+    """The best proper split: uphill from the last one, or, now and then, from the best one of a grid."""
     seen: dict[int, _Way] = {}
 
     def look(place: int) -> float:
@@ -218,16 +219,13 @@ def _best_split(
         return way[0]
 
     count = len(splits)
-    stride = max(1, (count - 1) // _COARSE)
-    best = splits.index(last.split) if last.kind is _SPLIT and last.split in splits else -1
-    if best >= 0 and look(best) > judge.asked + KEEP_UP:
-        stride = 1
-    else:
+    if demand.survey or last.split not in splits:
+        stride = max(1, (count - 1) // _COARSE)
         best = max({*range(0, count, stride), count - 1}, key=look)
-        stride //= 2
-    while stride:
+    else:
+        best, stride = splits.index(last.split), 2
+    while stride := stride // 2:
         best = max((best, *(place for place in (best - stride, best + stride) if 0 <= place < count)), key=look)
-        stride //= 2
     return seen[best]
 
 

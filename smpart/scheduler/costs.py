@@ -51,7 +51,7 @@ class Options:
 
     Attributes:
         alone: one step on the whole device, nothing beside it.
-        prefill: seconds of the head prefill on the whole device, alone (mean).
+        prefill: seconds of the (rounded) head prefill on the whole device, alone (mean).
         used: when it was last looked up, in decisions.
     """
 
@@ -59,16 +59,28 @@ class Options:
                  "used")  # fmt: skip
 
     def __init__(
-        self, predictor: Predictor, step: Shape, tokens: int, behind: int, splits: tuple[Split, ...], units: int
+        self,
+        predictor: Predictor,
+        step: Shape,
+        tokens: int,
+        behind: int,
+        splits: tuple[Split, ...],
+        units: int,
+        hybrids: list[Estimate | None],
     ) -> None:
         self._step, self._behind, self._units, self._splits = step, behind, units, splits
         self._head = Shape.prefill([(tokens, behind)])
         self._beside: list[Beside | None] = [None] * len(splits)
-        self._hybrids: list[Estimate | None] = [None] * len(CHUNKS)
+        self._hybrids = hybrids
         self._turn = 0
         self.used = 0
         self.alone = predictor.predict(step, units)
         self.prefill = predictor.predict(self._head, units).mean
+
+    @property
+    def rate(self) -> float:
+        """Seconds of prefill (whole device, alone) in one prompt token."""
+        return self.prefill / self._head.prefill_tokens
 
     def refresh(self, predictor: Predictor) -> None:
         """Ask anew for one of the things that were asked for before, in turn."""
@@ -126,6 +138,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._options: dict[tuple[int, ...], Options] = {}
+        self._hybrids: dict[tuple[int, int, int], list[Estimate | None]] = {}
         self._steps: dict[tuple[int, int, int], tuple[int, Estimate]] = {}
         self._beside: dict[tuple[int, ...], tuple[int, float]] = {}
         self._raw: list[float] = []
@@ -151,7 +164,7 @@ class Costs:
         self._work = np.array(self._work_list)
         longer = zip(self._work_list[1:], self._work_list[2:], _TOKEN_LIST[1:], strict=False)
         self.saturation = next((tokens for short, long, tokens in longer if long > 1.9 * short), _TOKEN_LIST[8])
-        for remembered in (self._options, self._steps, self._beside):
+        for remembered in (self._options, self._hybrids, self._steps, self._beside):
             if len(remembered) > _MOST:
                 remembered.clear()
 
@@ -193,11 +206,12 @@ class Costs:
         self, predictor: Predictor, batch: int, context: int, head: Shape, splits: tuple[Split, ...], units: int
     ) -> Options:
         """Every way to run a step of `batch` rows with `context` tokens and the prefill `head`."""
-        tokens, behind = _round(head.prefill_tokens, 2), _round(head.prefill_context, 1)
+        tokens, behind = _round(max(1, head.prefill_tokens), 1), _round(head.prefill_context, 1)
         key = (_round(batch, 4), _round(context, 3), tokens, behind)
         found = self._options.get(key)
         if found is None or self._tick - found.used > _FORGET:
-            found = Options(predictor, Shape.decode(key[0], key[1]), tokens, behind, splits, units)
+            hybrids = self._hybrids.setdefault((key[0], key[1], behind), [None] * len(CHUNKS))
+            found = Options(predictor, Shape.decode(key[0], key[1]), tokens, behind, splits, units, hybrids)
             self._options[key] = found
         elif self._tick % _REFRESH == 0:
             found.refresh(predictor)

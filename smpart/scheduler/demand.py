@@ -30,6 +30,7 @@ class Demand(NamedTuple):
         rate: seconds of prefill work (whole device, alone) in one prompt token.
         group: seconds that the smallest piece of prefill takes on the whole device.
         starved: prefill must get on now.
+        survey: splits far from the last one shall be looked at too.
     """
 
     tokens: list[float]
@@ -42,6 +43,7 @@ class Demand(NamedTuple):
     rate: float
     group: float
     starved: bool
+    survey: bool
 
 
 class Firsts:

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smpart.bench.budget import choose
 from smpart.bench.load import Arrival, Load
 from smpart.bench.probe import Speed, even_split
 from smpart.partition import Split
-from smpart.scheduler.slo import SLO
 
-SPEED = Speed(prefill_tok_s=240, whole_tok_s=360, step_s=0.1, row_s=0.02, lanes="static:1/1")
+SPEED = Speed(prefill_tok_s=240, step_s=0.1, row_s=0.02, lanes="static:1/1")
 
 
 def test_little_by_hand() -> None:
@@ -37,10 +37,17 @@ def test_rate_uses_the_share_of_the_busier_lane() -> None:
 
 
 def test_chunk_budget_fits_the_objective_or_keeps_up() -> None:
-    slo = SLO(ttft_ms=1000, tpot_ms=540)
-    assert SPEED.chunk_for(slo, 4, prompt_tok_s=10) == 128  # 0.18 + 128 / 360 = 0.536 s
-    assert SPEED.chunk_for(slo, 4, prompt_tok_s=250) == 512  # 512 / (0.18 + 1.42) = 320 tok/s
-    assert SPEED.chunk_for(SLO(1000, 1), 4, prompt_tok_s=1) == 32
+    asked = []
+
+    def hybrid(tokens: int) -> float:
+        asked.append(tokens)
+        return 0.18 + tokens / 360
+
+    assert choose(hybrid, 0.54, prompt_tok_s=10) == 128  # 0.18 + 128 / 360 = 0.536 s
+    assert asked == [32, 64, 128, 256], "what cannot fit any more is not measured"
+    assert choose(hybrid, 0.54, prompt_tok_s=250) == 512  # 512 / (0.18 + 1.42) = 320 tok/s
+    assert choose(hybrid, 0.001, prompt_tok_s=1) == 32
+    assert choose(hybrid, 0.001, prompt_tok_s=1e9) == 2048
 
 
 @given(st.integers(1, 200), st.integers(1, 200))

@@ -46,6 +46,8 @@ who waits is late already: then there will be no time for that."""
 WIDEN = 1.02
 """A lone decode gets all units if they speed it up by more than this."""
 
+_SURVEY = 8
+"""At every so many choices all splits come into question, at the others the neighbours of the last one."""
 _COUNTED = 16
 """Prefills whose deadlines are counted."""
 _SPLIT, _HYBRID, _DECODE, _BURST = Kind
@@ -69,6 +71,7 @@ class Smpart:
         self._standing = Standing()
         self._readers = Readers(RequestTable(0), np.zeros(0, dtype=np.intp))
         self._last = Choice(Kind.DECODE, Split(0, 1), 1.0)
+        self._surveys = 0
         self._active: dict[int, float] = {}
         self._fed = -math.inf
         self._all: tuple[Split, ...] = ()
@@ -142,6 +145,9 @@ class Smpart:
     # ---- both sides
 
     def _choose(self, snapshot: Snapshot, readers: Readers, context: int, line: Backlog, head: Pack) -> Choice:
+        last = self._last
+        if last.kind is _SPLIT and last.split == snapshot.split and not snapshot.decode_lane.room:
+            return last  # its step is under way: nothing is to be chosen before that ends
         if snapshot.splits is not self._all:
             self._all = snapshot.splits
             self._proper = tuple(split for split in snapshot.splits if not split.exclusive)
@@ -166,10 +172,12 @@ class Smpart:
             first,
             weight,
             self._ttft,
-            options.prefill / max(1, shape.prefill_tokens),
-            options.prefill / snapshot.layers,
+            options.rate,
+            options.rate * shape.prefill_tokens / snapshot.layers,
             snapshot.now - self._fed > STARVE * self._ttft,
+            self._surveys % _SURVEY == 0,
         )
+        self._surveys += 1
         return choose(snapshot, self._proper, predictor, options, demand, self._last)
 
     def _prefill(
