@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from smpart.errors import UsageError
 from smpart.partition import Split
 from smpart.scheduler import SLO, make_policy, policy_names
-from smpart.scheduler.plan import Piece, StartPrefill
+from smpart.scheduler.pace import token_deadlines
+from smpart.scheduler.plan import Piece, Plan, StartPrefill
 from tests.scheduler.double import Oracle, cpu_cost
 from tests.scheduler.still import begun, decoding, still, waiting
 
@@ -128,3 +130,29 @@ def test_smpart_takes_the_hybrid_step_when_the_split_would_be_late_with_the_prom
     plan = make_policy("smpart", slo=SLO(3000, 1500)).plan(still(rows + queue, **kinds))
     assert plan.split.exclusive
     assert "9/9 in time" in plan.reason
+
+
+def test_smpart_bursts_while_readers_have_time_and_steps_before_they_stutter() -> None:
+    slo = SLO(3000, 600)
+    kinds = {"units": 2, "step": 1, "layers": 30, "predictor": Oracle(cpu_cost)}
+    policy = make_policy("smpart", slo=slo)
+
+    def plan(now: float) -> Plan:
+        rows = [decoding(100, outputs=1, tpot=0.6, itl=1.2, first_token=1.0, last_token=1.0) for _ in range(4)]
+        return policy.plan(still([*rows, waiting(900, ttft_deadline=4.0)], now=now, **kinds))
+
+    early = plan(1.0)
+    assert early.split == Split(2, 0) and early.step is None and early.prefill is not None
+    late = plan(1.5)
+    assert late.split.decode > 0 and late.step is not None
+
+
+def test_a_reader_may_fall_behind_only_by_what_steps_alone_make_good() -> None:
+    table, rows = (
+        still([decoding(100, outputs=1, tpot=0.1, itl=1.0, first_token=1.0, last_token=1.0)]).table,
+        np.arange(1),
+    )
+    plain, lent = (token_deadlines(table, rows, 1.0, 0.06, credit)[0] for credit in (0.0, 5.0))
+    assert lent - plain == pytest.approx(5 * (0.1 - 0.06))
+    hopeless = (token_deadlines(table, rows, 1.0, 0.2, credit)[0] for credit in (0.0, 5.0))
+    assert len(set(hopeless)) == 1, "a pace that cannot be held is no reason to fall behind it"
