@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import TypeGuard
+
 
 class SmpartError(Exception):
     """Base of every error smpart raises on purpose."""
@@ -25,3 +28,11 @@ class EngineClosed(SmpartError):
 
 class RequestFailed(SmpartError):
     """One request could not be served; the others go on."""
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether an argument is a finite number that a float can hold (True and False are none)."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False

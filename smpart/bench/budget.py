@@ -12,6 +12,7 @@ BUDGETS = tuple(1 << k for k in range(5, 12))
 """32 to 2048 tokens a step."""
 _HEADROOM = 1.25
 """Prompt tokens a second over those that arrive which a budget must be able to take in."""
+_NEARLY = 0.9
 
 
 def fair_budget(deployment: Deployment, speed: Speed, slo: SLO, batch: float, prompt_tok_s: float) -> int:
@@ -30,6 +31,8 @@ def fair_budget(deployment: Deployment, speed: Speed, slo: SLO, batch: float, pr
 def choose(hybrid_s: Callable[[int], float], tpot_s: float, prompt_tok_s: float) -> int:
     """The largest budget whose step takes one TPOT, but no less than what keeps up with the prompts that arrive.
 
+    If none keeps up, no less than the least that takes nearly as many in as the fastest does.
+
     Args:
         hybrid_s: seconds of a step with so many prompt tokens; asked in ascending order, no further than needed.
 
@@ -37,11 +40,14 @@ def choose(hybrid_s: Callable[[int], float], tpot_s: float, prompt_tok_s: float)
     (256, 256)
     """
     fit, enough = 0, 0
+    rates = []
     for budget in BUDGETS:
         seconds = hybrid_s(budget)
+        rates.append(budget / seconds)
         fits = seconds <= tpot_s
         fit = budget if fits else fit
-        enough = enough or (budget if budget / seconds >= _HEADROOM * prompt_tok_s else 0)
+        enough = enough or (budget if rates[-1] >= _HEADROOM * prompt_tok_s else 0)
         if not fits and enough:
             break
-    return max(fit, enough or BUDGETS[-1])
+    nearly = next(b for b, rate in zip(BUDGETS, rates, strict=False) if rate >= _NEARLY * max(rates))
+    return max(fit, enough or nearly)

@@ -56,6 +56,8 @@ class Demo:
     """
 
     def __init__(self, deployment: Deployment, seed: int, say: Callable[[str], None], watcher: Watcher) -> None:
+        if deployment.virtual:
+            raise UsageError(f"demo: {deployment.backend} only simulates and has no answers to show; use cores")
         if deployment.tokenizer is None or not deployment.tokenizer.chat_template:
             raise UsageError(f"demo: model {deployment.name!r} has no tokenizer with a chat template; smollm2 has")
         self._deployment, self._seed, self._watcher = deployment, seed, watcher

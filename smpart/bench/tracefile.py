@@ -92,7 +92,7 @@ def _jsonl(path: Path, lines: list[str]) -> Iterator[_Row]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UsageError(f"{path}:{number}: not valid JSON: {line.strip()[:60]!r}") from None
         if not isinstance(row, dict):
             raise UsageError(f"{path}:{number}: expected a JSON object, got {line.strip()[:60]!r}")
@@ -125,7 +125,7 @@ def _csv(path: Path, lines: list[str], names: tuple[str, str, str | None]) -> It
     reader = csv.reader(lines)
     header = [name.strip() for name in next(reader)]
     columns = [None if name is None else header.index(name) for name in names]
-    for fields in reader:
+    for fields in _fields(path, reader):
         number, where = reader.line_num, f"{path}:{reader.line_num}"
         if not fields:
             continue
@@ -134,6 +134,13 @@ def _csv(path: Path, lines: list[str], names: tuple[str, str, str | None]) -> It
         prompt, output, stamp = (None if c is None else fields[c] for c in columns)
         time = None if stamp is None else _timestamp(where, stamp)
         yield _Row(number, time, _count(where, str(names[0]), prompt), _count(where, str(names[1]), output))
+
+
+def _fields(path: Path, reader: Iterator[list[str]]) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise UsageError(f"{path}: not a valid CSV file: {error}") from None
 
 
 def _timestamp(where: str, text: str) -> float | datetime:
@@ -149,7 +156,7 @@ def _number(where: str, name: str, value: object) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or number < 0:
-        raise UsageError(f"{where}: {name} {value!r} is not a time")
+        raise UsageError(f"{where}: {name} {_short(value)} is not a time")
     return number
 
 
@@ -159,10 +166,15 @@ def _count(where: str, name: str, value: object) -> int:
     except ValueError:
         number = math.nan
     if not number.is_integer() or number < 1:
-        raise UsageError(f"{where}: {name} {value!r} is not a whole number of at least 1")
+        raise UsageError(f"{where}: {name} {_short(value)} is not a whole number of at least 1")
     if number > _MOST_TOKENS:
         raise UsageError(f"{where}: {name} {number:g} is more than any request has tokens")
     return int(number)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _seconds(path: Path, rows: list[_Row], time_unit: str) -> tuple[list[float], str]:

@@ -288,7 +288,9 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list of prompts."""
     if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes):
         raise UsageError(f"prompts must be text, token ids or a list of them, not {type(prompts).__name__}")
-    if isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence)):
+    if isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence | np.ndarray)):
+        if len(prompts) > 0 and hasattr(prompts[0], "dim"):
+            raise UsageError("prompts of tensors: pass their .tolist(), or one padded tensor as input_ids")
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
 

@@ -23,6 +23,17 @@ class Submitter(Protocol):
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
+_UNSERVED: dict[str, tuple[Any, ...]] = {
+    "bad_words_ids": (), "begin_suppress_tokens": (), "diversity_penalty": (0.0,), "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1.0,), "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,), "exponential_decay_length_penalty": (), "forced_bos_token_id": (), "forced_eos_token_id": (),
+    "guidance_scale": (1.0,), "min_length": (0,), "min_new_tokens": (0,), "no_repeat_ngram_size": (0,),
+    "num_beams": (1,), "num_return_sequences": (1,), "penalty_alpha": (0.0,), "remove_invalid_values": (False,),
+    "sequence_bias": (),
+    "stop_strings": (), "suppress_tokens": (), "top_h": (), "typical_p": (1.0,), "watermarking_config": (),
+}  # fmt: skip
+"""Settings of transformers' ``generate`` that change the answer and are not served, with values that do nothing."""
+
 
 def generate_tensor(
     engine: Submitter,
@@ -49,6 +60,7 @@ def generate_tensor(
         raise UsageError(f"input_ids of shape {tuple(input_ids.shape)}: must be [batch, length] with at least one row")
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
         raise UsageError(f"attention_mask {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)} differ")
+    _refuse_unserved(defaults)
     settings = dict(options)
     pad = settings.pop("pad_token_id", defaults.get("pad_token_id"))
     params = _params(settings, defaults, input_ids.shape[1])
@@ -56,10 +68,29 @@ def generate_tensor(
     prompts = [row[mask.bool()].tolist() for row, mask in zip(input_ids, keep, strict=True)]
     answers = [handle.result().token_ids for handle in engine.submit_all(prompts, [params] * len(prompts))]
     width = max(len(answer) for answer in answers)
-    if pad is None and any(len(answer) < width for answer in answers):
-        pad = next(iter(params.stop_token_ids), 0)
+    if pad is None:  # as transformers does
+        pad = next(iter(params.stop_token_ids or _token_ids(defaults.get("eos_token_id"))), 0)
     grown = [[*answer, *[pad] * (width - len(answer))] for answer in answers]
     return torch.cat([input_ids, torch.tensor(grown, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+
+
+def _refuse_unserved(defaults: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if the model's own generation settings ask for what is not done here."""
+    for name, harmless in _UNSERVED.items():
+        value = defaults.get(name)
+        if value is not None and value not in harmless:
+            raise UsageError(
+                f"the model's generation_config sets {name}={value!r}, which smpart does not do: "
+                "unset it there before wrapping the model, or use model.generate"
+            )
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    """One token id or several, as plain numbers; tensors too."""
+    if value is None:
+        return ()
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(plain) if isinstance(plain, list | tuple | set) else (plain,)
 
 
 def _params(settings: dict[str, Any], defaults: Mapping[str, Any], length: int) -> SamplingParams:
@@ -82,7 +113,7 @@ def _params(settings: dict[str, Any], defaults: Mapping[str, Any], length: int) 
         chosen.update(given)
         chosen.setdefault("temperature", 1.0)
     if stop_ids is not None:
-        chosen["stop_token_ids"] = (stop_ids,) if isinstance(stop_ids, int) else tuple(stop_ids)
+        chosen["stop_token_ids"] = _token_ids(stop_ids)
         chosen["ignore_eos"] = True
     if settings:
         raise UsageError(

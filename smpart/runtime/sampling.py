@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from smpart.errors import UsageError
+from smpart.errors import UsageError, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else _several("stop", self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", _several("stop_token_ids", self.stop_token_ids))
-        if isinstance(self.temperature, int | float) and 0.0 < self.temperature < _COLDEST:
+        if is_number(self.temperature) and 0.0 < self.temperature < _COLDEST:
             object.__setattr__(self, "temperature", 0.0)
         for name, ok, rule in self._rules():
             if not ok:
@@ -59,7 +58,7 @@ class SamplingParams:
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         def within(value: float, low: float, high: float) -> bool:
-            return isinstance(value, int | float) and math.isfinite(value) and low <= value <= high
+            return is_number(value) and low <= value <= high
 
         def whole(value: object, low: int) -> bool:
             return isinstance(value, int) and not isinstance(value, bool) and value >= low

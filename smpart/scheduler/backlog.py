@@ -3,7 +3,8 @@
 Rows are served by earliest deadline, as long as every deadline can be kept. When one cannot, the longest prompts are
 given up first (Moore and Hodgson's algorithm: the fewest late jobs on one machine); who is given up goes behind those
 who can still be saved, in order of arrival, and best-effort work goes last. So that nobody is passed over without end,
-one start in `SHARE` goes to whoever has waited longest once its age passes `AGE` TTFT objectives.
+one start in `SHARE` goes to whoever has waited longest once its age passes `AGE` TTFT objectives (best-effort work
+does not age: it is promised what is left, and no more).
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def backlog(snapshot: Snapshot, costs: Costs, turns: Turns, ahead: float, speed:
     order, first, saved = _groups(again, deadlines - work < now, effort, deadlines)
     if saved > 1:
         order, saved = _save(order, first, saved, work, deadlines, now + ahead / speed, speed)
-    if saved < len(rows):
+    if saved < len(rows) and not first:  # nobody ages past readers who lost their blocks
         order, saved = _aged(snapshot, turns, rows, starts, order, saved, np.minimum(work, longest) / speed)
     return Backlog(
         rows.take(order), starts.take(order), tokens.take(order), work.take(order), deadlines.take(order), saved
@@ -229,7 +230,7 @@ def _aged(
     late = order[saved:]
     behind = rows[late]
     arrivals = table.arrival[behind]
-    aged = late[now - arrivals > AGE * (table.ttft_deadline[behind] - arrivals)]
+    aged = late[(now - arrivals > AGE * (table.ttft_deadline[behind] - arrivals)) & ~table.best_effort[behind]]
     if not aged.size:
         return order, saved
     oldest = int(aged[table.seq[rows[aged]].argmin()])

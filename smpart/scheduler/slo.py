@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from smpart.errors import UsageError
+from smpart.errors import UsageError, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class SLO:
             object.__setattr__(self, "itl_ms", 2.0 * self.tpot_ms)
         for name in ("ttft_ms", "tpot_ms", "itl_ms"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            if not is_number(value) or value <= 0:
                 raise UsageError(f"SLO {name}={value!r}: must be a positive number of milliseconds")
 
     @classmethod
@@ -41,6 +40,8 @@ class SLO:
             key, equals, value = part.partition("=")
             if not equals or key.strip() not in ("ttft", "tpot", "itl"):
                 raise UsageError(f"SLO {text!r}: write ttft=MS,tpot=MS[,itl=MS]")
+            if key.strip() + "_ms" in values:
+                raise UsageError(f"SLO {text!r}: {key.strip()} is given twice")
             try:
                 values[key.strip() + "_ms"] = float(value)
             except ValueError:

@@ -148,6 +148,13 @@ GOOD = '{"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": [1]
         ("t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", r"no requests"),
         ("t.csv", "a,b\n1,2\n", r"t\.csv:1: unknown trace format; known are"),
         ("t.csv", "", r"unknown trace format"),
+        (
+            "t.jsonl",
+            '{"timestamp": 0, "input_length": 5, "output_length": 5}\n' + "[" * 100_000,
+            r"t\.jsonl:2: not valid",
+        ),
+        ("t.csv", 'num_prefill_tokens,num_decode_tokens\n"' + "5" * 200_000 + '",1\n', r"t\.csv: not a valid CSV"),
+        ("t.csv", "num_prefill_tokens,num_decode_tokens\n" + "9x" * 3000 + ",1\n", r"t\.csv:2: .{1,120}$"),
     ],
 )
 def test_a_broken_row_ends_the_run_with_file_line_and_what(write: Write, name: str, text: str, message: str) -> None:

@@ -52,6 +52,7 @@ def test_usage_errors_are_2(arguments: list[str]) -> None:
         ([*SIM, "--trace", "synth:poetry"], "chat"),
         ([*SIM, "--slo", "ttft=fast"], "ttft"),
         ([*SIM, "--slo", "ttft=-1,tpot=5"], "positive"),
+        ([*SIM, "--slo", "ttft=5,ttft=6,tpot=1"], "given twice"),
         ([*SIM, "--rate", "0"], "--rate"),
         ([*SIM, "--rate", "nan"], "--rate"),
         ([*SIM, "--rate", "2", "--speedup", "3"], "--speedup"),

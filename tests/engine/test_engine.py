@@ -59,6 +59,38 @@ def test_generate_in_the_shape_of_transformers(engine, model) -> None:
     assert torch.equal(engine.generate(input_ids=ids, attention_mask=mask, **options), expected)
 
 
+def test_a_batch_that_ends_early_is_padded_as_transformers_pads_it(engine, model) -> None:
+    ids = torch.tensor([[5, 9, 11], [7, 8, 200]])
+    eos = plain(model, ids[0].tolist(), max_new_tokens=3)[-1]
+    with torch.inference_mode():
+        expected = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=eos, pad_token_id=None)
+    options = {"max_new_tokens": 8, "eos_token_id": torch.tensor(eos), "pad_token_id": None}
+    assert torch.equal(engine.generate(input_ids=ids, **options), expected)
+
+
+def test_settings_of_the_model_that_are_not_served_are_refused(engine) -> None:
+    defaults = engine.deployment.generation_defaults
+    defaults["no_repeat_ngram_size"] = 2
+    try:
+        with pytest.raises(smpart.UsageError, match="no_repeat_ngram_size=2"):
+            engine.generate(input_ids=torch.tensor([[5]]), max_new_tokens=2)
+    finally:
+        defaults["no_repeat_ngram_size"] = 0
+
+
+def test_prompts_of_tensors_are_not_taken_for_one_prompt(engine) -> None:
+    with pytest.raises(smpart.UsageError, match="tolist"):
+        engine.generate([torch.tensor([5]), torch.tensor([6])], greedy(1))
+
+
+@pytest.mark.parametrize("value", [10**400, True, "1", float("nan")])
+def test_what_no_float_holds_is_a_usage_error(value: object) -> None:
+    with pytest.raises(smpart.UsageError, match="temperature"):
+        smpart.SamplingParams(temperature=value)
+    with pytest.raises(smpart.UsageError, match="ttft_ms"):
+        smpart.SLO(ttft_ms=value)
+
+
 def test_a_handle_gives_tokens_as_they_come(engine) -> None:
     handle = engine.submit([1, 5, 9], greedy(24))
     seen = list(handle)

@@ -73,6 +73,17 @@ def test_one_start_in_four_is_for_the_longest_waiting() -> None:
     assert backlog(still(rows, now=1.0 + 3.5 * 0.1), costs, turns, 0.0, 1.0, 0.1).rows[0] == 0
 
 
+def test_best_effort_work_does_not_age_past_interactive_work() -> None:
+    patient = waiting(900, ttft_deadline=-3.0, arrival=-3.5, best_effort=True)
+    assert order_of(still([patient] + [waiting(500, ttft_deadline=1.5, arrival=1.0)] * 3)).rows[-1] == 0
+
+
+def test_nobody_ages_past_a_reader_who_lost_the_blocks() -> None:
+    reader = waiting(600, outputs=40, first_token=0.5, last_token=0.9, ttft_deadline=0.6)
+    aged = [waiting(400, ttft_deadline=-3.0, arrival=-3.5)] * 3
+    assert order_of(still([*aged, reader])).rows[0] == 3
+
+
 def test_slack_is_lent_but_no_gap_exceeds_the_longest_allowed() -> None:
     rows = [
         decoding(100, outputs=1, first_token=1.0, last_token=1.0),  # on pace

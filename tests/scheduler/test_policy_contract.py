@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from smpart.partition import Shape
 from smpart.predictor import OnlinePredictor
-from smpart.scheduler import SLO, make_policy
+from smpart.scheduler import SLO, make_policy, policy_names
 from tests.scheduler.double import Ask, Double, Oracle, cpu_cost, goodput, gpu_cost
 from tests.scheduler.still import begun, crowd, decoding, still, waiting
 
@@ -39,6 +39,10 @@ asks = st.lists(
     min_size=1,
     max_size=14,
 )
+
+
+def test_every_policy_is_held_to_the_contract() -> None:
+    assert {name.partition(":")[0] for name in POLICIES} == set(policy_names())
 
 
 @pytest.mark.parametrize("name", POLICIES)
