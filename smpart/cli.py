@@ -49,10 +49,21 @@ def main() -> None:
     app()
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from smpart import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def _begin(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what is chosen automatically, and why.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
     level = logging.INFO if verbose else logging.WARNING

@@ -63,6 +63,8 @@ class Options:
             raise UsageError(f"--repeat {self.repeat}: must be at least 1")
         if not 0 < self.attainment <= 1:
             raise UsageError(f"--attainment {self.attainment:g}: must be above 0 and at most 1")
+        if not 1e-6 <= self.speedup <= 1e6:
+            raise UsageError(f"--speedup {self.speedup:g}: must be a positive number from 1e-6 to 1e6")
         if self.rate is not None and self.speedup != 1.0:
             raise UsageError("--rate and --speedup both set the rate: give one of them")
 

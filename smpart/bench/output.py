@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from smpart.bench.console import Display
 from smpart.bench.host import host
 from smpart.bench.report import document, pandas, table, write
 from smpart.bench.run import Run
-from smpart.errors import UsageError
+from smpart.errors import SmpartError, UsageError
 from smpart.partition import Device
 
 
@@ -84,5 +85,9 @@ def contrast(runs: Sequence[Run]) -> list[Run]:
 
 
 def print_json(value: Mapping[str, object]) -> None:
-    """One JSON object as a line of stdout."""
-    print(json.dumps(value), flush=True)
+    """One JSON object as a line of stdout. Raises `SmpartError` if it cannot be written."""
+    try:
+        print(json.dumps(value), flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would fail again at exit
+        raise SmpartError(f"the JSON object cannot be written to stdout ({error.strerror})") from None

@@ -26,7 +26,7 @@ from smpart.partition.inflight import Inflight
 from smpart.partition.split import Side, Split
 from smpart.partition.work import Completion, LaneFault, Work
 from smpart.runtime.channel import Channel
-from smpart.runtime.children import Zygote
+from smpart.runtime.children import Child, Zygote
 from smpart.runtime.segments import SharedSegment
 from smpart.runtime.worker import Done, Init, Ready, Task
 
@@ -233,13 +233,23 @@ class _Lane:
         with theirs:
             fds = [theirs.fileno(), *(segment.fd for segment in self._segments)]
             try:
-                self._child = Zygote.shared().fork(_WORKER, fds, self._preload)
+                self._child = self._fork(fds)
             except BaseException:
                 ours.close()
                 raise
         self.ready = False
         self._channel = Channel(ours, blocking=False)
         self._channel.send(self._init)
+
+    def _fork(self, fds: list[int]) -> Child:
+        zygote = Zygote.shared()
+        try:
+            return zygote.fork(_WORKER, fds, self._preload)
+        except SmpartError:
+            if zygote.alive:
+                raise
+        logger.warning("the process that forks workers ended; starting another")
+        return Zygote.shared().fork(_WORKER, fds, self._preload)
 
     def _understand(self, message: Ready | Done) -> list[Completion]:
         if isinstance(message, Ready):

@@ -56,6 +56,7 @@ def test_usage_errors_are_2(arguments: list[str]) -> None:
         ([*SIM, "--rate", "0"], "--rate"),
         ([*SIM, "--rate", "nan"], "--rate"),
         ([*SIM, "--rate", "2", "--speedup", "3"], "--speedup"),
+        ([*SIM, "--speedup", "1e308"], "--speedup"),
         ([*SIM, "--repeat", "0"], "--repeat"),
         ([*SIM, "--limit", "0"], "--limit"),
         ([*SIM, "--scale", "7"], "--scale"),
@@ -129,6 +130,19 @@ def test_lengths_without_a_rate(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.stderr
     assert last_json(result)["runs"][0]["rate"] == pytest.approx(10)
+
+
+def test_a_full_stdout_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "smpart", "doctor", "--json"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1 and ended.stderr.startswith("smpart: ") and "Traceback" not in ended.stderr
+
+
+def test_the_version() -> None:
+    from smpart import __version__
+
+    assert smpart("--version").stdout.strip() == __version__
 
 
 def test_failures_are_1_and_interrupts_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ import torch
 
 import smpart
 from smpart.kvcache import KVConfig
+from smpart.runtime.children import Zygote
 from smpart.runtime.models import load_model
 
 
@@ -106,6 +109,15 @@ def test_cancel_ends_a_request_and_frees_its_blocks(engine) -> None:
     assert handle.result().finish_reason == "cancelled"
     engine.generate([[2, 3]], greedy(1))  # a full turn later nothing is held
     assert engine.core.state.pool.owned == 0
+
+
+def test_the_forking_process_may_die_too(engine, model) -> None:
+    handle = engine.submit([1, 5, 9], greedy(150))
+    next(iter(handle))
+    os.kill(Zygote.shared().pid, signal.SIGKILL)
+    expected = plain(model, [1, 5, 9], max_new_tokens=150, eos_token_id=None)
+    assert [1, 5, 9, *handle.result(timeout=120).token_ids] == expected
+    assert engine.generate([[2, 3]], greedy(1))[0].finish_reason == "length"
 
 
 def test_async_twins(engine) -> None:
