@@ -45,7 +45,7 @@ class Speed:
     def batch_at(self, tokens_per_s: float) -> float:
         """Mean batch at which a lane decodes so many tokens per second (Little's law); infinite if it cannot.
 
-        >>> Speed(1000.0, 1500.0, 0.1, 0.01, "").batch_at(50.0)
+        >>> Speed(1000.0, 0.1, 0.01, "").batch_at(50.0)
         10.0
         """
         left = 1.0 - tokens_per_s * self.row_s
