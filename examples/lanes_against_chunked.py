@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import smpart
+from smpart.bench.budget import BUDGETS
 from smpart.bench.host import host
 from smpart.bench.load import Arrival, Load
 from smpart.bench.metrics import itl_ms, met, ttft_ms
@@ -28,7 +29,6 @@ from smpart.bench.replay import Job, Replay, replay
 from smpart.bench.source import random_prompt
 from smpart.engine import Deployment
 
-BUDGETS = (32, 64, 128, 256, 512, 1024, 2048)
 FACTORS = (2.0, 1.2, 4.0, 8.0)
 
 

@@ -151,25 +151,27 @@ def _timestamp(where: str, text: str) -> float | datetime:
 
 
 def _number(where: str, name: str, value: object) -> float:
-    try:
-        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
-    except ValueError:
-        number = math.nan
+    number = _float(value)
     if not math.isfinite(number) or number < 0:
         raise UsageError(f"{where}: {name} {_short(value)} is not a time")
     return number
 
 
 def _count(where: str, name: str, value: object) -> int:
-    try:
-        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
-    except ValueError:
-        number = math.nan
+    number = _float(value)
     if not number.is_integer() or number < 1:
         raise UsageError(f"{where}: {name} {_short(value)} is not a whole number of at least 1")
     if number > _MOST_TOKENS:
         raise UsageError(f"{where}: {name} {number:g} is more than any request has tokens")
     return int(number)
+
+
+def _float(value: object) -> float:
+    """A field as a number; NaN if it is none that a float can hold."""
+    try:
+        return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def _short(value: object) -> str:

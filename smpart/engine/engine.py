@@ -59,8 +59,7 @@ def wrap(
         BackendUnavailable: the backend cannot be used here.
         UsageError: an unknown policy or backend, or limits that cannot hold.
     """
-    if slo is not None and not isinstance(slo, SLO):
-        raise UsageError(f"slo must be an SLO, not {type(slo).__name__}")
+    _check_slo(slo)
     if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
         raise UsageError(f"tokenizer: a {type(tokenizer).__name__} has no encode and decode")
     deployment = Deployment.serve(model, tokenizer, backend=backend, kv=kv)
@@ -295,12 +294,16 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(cast(Sequence[Prompt], prompts))
 
 
+def _check_slo(slo: object) -> None:
+    if slo is not None and not isinstance(slo, SLO):
+        raise UsageError(f"slo must be an SLO, not {type(slo).__name__}")
+
+
 def _check_options(params: object, slo: object, salt: object) -> None:
     """Raise `UsageError` for arguments of the wrong kind: they would only be noticed in the engine's thread."""
     if not isinstance(params, SamplingParams):
         raise UsageError(f"params must be SamplingParams, not {type(params).__name__}")
-    if slo is not None and not isinstance(slo, SLO):
-        raise UsageError(f"slo must be an SLO, not {type(slo).__name__}")
+    _check_slo(slo)
     try:
         if not isinstance(salt, str):
             raise TypeError

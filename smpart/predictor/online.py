@@ -146,12 +146,9 @@ class OnlinePredictor:
             self._margin((phase, 1 if beside else 0)).learn(math.log(seconds / (fraction * expected)))
         ratio = math.log(seconds / (fraction * self.prior.seconds(shape, units)))
         if beside:
-            slower = ratio - self._solo_log(phase, shape, units)
-            for key in keys:
-                self._level(key).learn(slower)
-        else:
-            for key in keys:
-                self._level(key).learn(ratio)
+            ratio -= self._solo_log(phase, shape, units)
+        for key in keys:
+            self._level(key).learn(ratio)
 
     def _solo_log(self, phase: int, shape: Shape, units: int) -> float:
         if phase == _HYBRID and (_HYBRID,) not in self._levels:

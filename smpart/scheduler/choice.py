@@ -97,15 +97,17 @@ class _Judge:
         """Seconds until the first reader's token is due, from when the whole device is free."""
         return self._earliest - self._begin_whole
 
-    def limits(self, options: Options, predictor: Predictor) -> set[float]:
-        """Seconds that a hybrid step may take: what the pace allows, all there is, or what is needed."""
-        most = self.spare
+    def hybrids(self, whole: Split, options: Options, predictor: Predictor) -> list[_Way]:
+        """Hybrid steps that take as long as the pace allows, as there is time, and as is needed."""
+        most, rate = self.spare, self._demand.rate
         steady = min(self._demand.tpot, most)
         chunk, mean, upper = options.hybrid(predictor, steady)
-        over = mean - chunk * self._demand.rate
-        needed = self._whole.needed(most, max(1e-9, 1.0 - over / mean))
+        over = mean - chunk * rate
+        needed = self._whole.needed(self._whole.ends(most, max(1e-9, 1.0 - over / mean)))
         enough = over / max(1e-9, 1.0 - needed) * upper / mean
-        return {steady, most, min(most, max(enough, 2.0 * self._alone))}
+        others = {most, min(most, max(enough, 2.0 * self._alone))} - {steady}
+        steps = [(chunk, mean, upper), *(options.hybrid(predictor, limit) for limit in others)]
+        return [self.way(_HYBRID, whole, mean, upper, chunk * rate / mean, chunk) for chunk, mean, upper in steps]
 
     def way(self, kind: Kind, split: Split, mean: float, upper: float, speed: float, chunk: int = 0) -> _Way:
         """Score one way that goes on as it begins.
@@ -145,13 +147,14 @@ class _Judge:
         demand, firsts = self._demand, self._whole
         costs = mean * (1.0 - beside)
         fastest = max(1e-9, 1.0 - costs / max(upper, _PACE * demand.tpot))
-        needed = firsts.needed(most, fastest)
+        ends = firsts.ends(most, fastest)
+        needed = firsts.needed(ends)
         length = min(most + demand.waited, max(0.0, costs / max(1e-9, 1.0 - needed) - mean))
         now = min(most, length - demand.waited)
         period = mean + length
         end = self._begin_whole + max(0.0, now) + upper
         speed = 1.0 - costs / period
-        score, kept = self._score(end, upper, period, speed, firsts.after(most, fastest))
+        score, kept = self._score(end, upper, period, speed, firsts.after(ends))
         if self._last.kind is _BURST:
             score += STAY
         return score, _BURST, split, speed, 0, now, kept
@@ -190,12 +193,7 @@ def choose(
         ways.append(judge.way(_DECODE, whole, alone.mean, alone.upper, 0.0))
     if snapshot.forwards or not splits:  # else a hybrid step does better
         ways += judge.bursts(whole, alone.mean, alone.upper, 0.0)
-    hybrids = []
-    for limit in judge.limits(options, predictor):
-        chunk, mean, upper = options.hybrid(predictor, limit)
-        done = chunk * demand.rate
-        hybrids.append(judge.way(_HYBRID, whole, mean, upper, done / mean, chunk))
-    hybrid = max(hybrids)
+    hybrid = max(judge.hybrids(whole, options, predictor))
     chosen = max(ways, default=hybrid)
     drain = False
     if hybrid[0] > chosen[0]:

@@ -26,7 +26,6 @@ class Demand(NamedTuple):
         work: [prefills] seconds of each on the whole device, alone, in the order they will be served.
         first: [prefills] when each one's first token is due.
         weight: [prefills] requests each stands for.
-        ttft: the TTFT objective that lateness is measured by.
         rate: seconds of prefill work (whole device, alone) in one prompt token.
         group: seconds that the smallest piece of prefill takes on the whole device.
         starved: prefill must get on now.
@@ -39,7 +38,6 @@ class Demand(NamedTuple):
     work: list[float]
     first: list[float]
     weight: list[int]
-    ttft: float
     rate: float
     group: float
     starved: bool
@@ -77,11 +75,14 @@ class Firsts:
         behind = sum(min(_MOST_LATE, need / pace - 1.0) for need in needs[late:]) if late < len(needs) else 0.0
         return early + some / (EARLY + LATE) - LATENESS * behind, bisect_right(needs, pace)
 
-    def after(self, head: float, pace: float) -> tuple[float, int]:
-        """Likewise, if `head` seconds at full pace come before the rest at `pace`."""
+    def ends(self, head: float, pace: float) -> list[float]:
+        """Seconds until each prefill is done, if `head` seconds at full pace come before the rest at `pace`."""
+        return [done if done <= head else head + (done - head) / pace for done, _, _ in self.jobs]
+
+    def after(self, ends: list[float]) -> tuple[float, int]:
+        """What they are worth in all, and how many are in time, if they end so."""
         kept, worth = 0, 0.0
-        for done, slack, weight in self.jobs:
-            end = done if done <= head else head + (done - head) / pace
+        for (_, slack, weight), end in zip(self.jobs, ends, strict=True):
             share = end / slack if slack > 0.0 else _NEVER
             if share <= 1.0:
                 kept += weight
@@ -91,11 +92,10 @@ class Firsts:
                 worth -= weight * LATENESS * min(_MOST_LATE, share - 1.0)
         return worth, kept
 
-    def needed(self, head: float, pace: float) -> float:
-        """Pace at which each that `head` seconds at full pace and then `pace` do not bring too late is early."""
+    def needed(self, ends: list[float]) -> float:
+        """Pace at which each is early that is not too late if they end so."""
         needed = 0.0
-        for done, slack, _ in self.jobs:
-            end = done if done <= head else head + (done - head) / pace
+        for (done, slack, _), end in zip(self.jobs, ends, strict=True):
             if end < (1.0 + LATE) * slack:
                 needed = max(needed, done / (slack * (1.0 - EARLY)))
         return min(1.0, needed)

@@ -153,6 +153,11 @@ GOOD = '{"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": [1]
             '{"timestamp": 0, "input_length": 5, "output_length": 5}\n' + "[" * 100_000,
             r"t\.jsonl:2: not valid",
         ),
+        (
+            "t.jsonl",
+            '{"timestamp": 0, "input_length": ' + "9" * 400 + ', "output_length": 5}',
+            r"t\.jsonl:1: input_length 9",
+        ),
         ("t.csv", 'num_prefill_tokens,num_decode_tokens\n"' + "5" * 200_000 + '",1\n', r"t\.csv: not a valid CSV"),
         ("t.csv", "num_prefill_tokens,num_decode_tokens\n" + "9x" * 3000 + ",1\n", r"t\.csv:2: .{1,120}$"),
     ],

@@ -50,7 +50,7 @@ _SURVEY = 8
 """At every so many choices all splits come into question, at the others the neighbours of the last one."""
 _COUNTED = 16
 """Prefills whose deadlines are counted."""
-_SPLIT, _HYBRID, _DECODE, _BURST = Kind
+_SPLIT, _HYBRID, _, _BURST = Kind
 
 Refusals = tuple[tuple[int, str], ...]
 
@@ -171,7 +171,6 @@ class Smpart:
             work,
             first,
             weight,
-            self._ttft,
             options.rate,
             options.rate * shape.prefill_tokens / snapshot.layers,
             snapshot.now - self._fed > STARVE * self._ttft,
