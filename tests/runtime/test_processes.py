@@ -71,6 +71,14 @@ def until(condition) -> None:
         os.sched_yield()
 
 
+def ended(process: psutil.Process) -> bool:
+    """Whether it runs no more, reaped or not; it may be reaped between two looks."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 @pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__)
 def test_conformance(check):
     check(Case("processes", open_lanes, virtual=False))
@@ -166,7 +174,7 @@ class TestDeath:
     def test_before_it_is_noticed_launches_are_taken_and_come_back_lost(self, lanes):
         child = psutil.Process(lanes.pid(Side.DECODE))
         child.kill()
-        until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        until(lambda: ended(child))
         lanes.launch(work(1, Side.DECODE, exclusive(lanes, Side.DECODE)))
         (lost,) = collect(lanes, 1)
         assert lost.fault is not None and lost.fault.lost
@@ -213,7 +221,7 @@ class TestDeath:
         zygote = Zygote.shared().pid
         os.kill(zygote, signal.SIGKILL)
         workers = [psutil.Process(lanes.pid(side)) for side in Side if psutil.pid_exists(lanes.pid(side))]
-        until(lambda: not any(w.is_running() and w.status() != psutil.STATUS_ZOMBIE for w in workers))
+        until(lambda: all(ended(worker) for worker in workers))
         for side in Side:
             lanes.launch(work(len(side), side, shared(lanes)))
         assert [c.fault is not None and c.fault.lost for c in collect(lanes, 2)] == [True, True]
@@ -246,7 +254,7 @@ def test_close_does_not_wait_for_a_running_body(gate):
     lanes.launch(work(1, Side.DECODE, exclusive(lanes, Side.DECODE), ("gate", gate.path)))
     gate.gather(1)
     lanes.close()
-    until(lambda: not worker.is_running())
+    until(lambda: ended(worker))
     lanes.wake()
 
 
@@ -310,7 +318,9 @@ def script(tmp_path: Path, rest: str) -> subprocess.Popen[str]:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT + textwrap.dedent(rest))
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
-    return subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def said(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -323,11 +333,13 @@ def said(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 @pytest.mark.slow
 def test_a_script_without_main_guard_works_and_leaves_nothing(tmp_path):
-    with script(tmp_path, "") as process:
+    with script(tmp_path, "sys.stdin.read()") as process:
         family = said(process)
+        assert process.stdin is not None
+        process.stdin.close()
         assert process.wait(PATIENCE) == 0
     assert len(family) == 3
-    until(lambda: not any(member.is_running() for member in family))
+    until(lambda: all(ended(member) for member in family))
 
 
 def test_workers_end_with_an_engine_that_is_killed(tmp_path):
@@ -342,7 +354,7 @@ def test_workers_end_with_an_engine_that_is_killed(tmp_path):
         family = said(process)
         process.kill()
         process.wait(PATIENCE)
-        until(lambda: not any(m.is_running() and m.status() != psutil.STATUS_ZOMBIE for m in family))
+        until(lambda: all(ended(member) for member in family))
 
 
 def test_shape_of_work_is_not_sent(lanes):
