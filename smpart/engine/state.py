@@ -50,7 +50,7 @@ class EngineState:
         self.table = RequestTable()
         self.residency = Residency(self.table, pool, board, prefix_cache)
         self.log = RunLog()
-        self.line = Line(lanes.device.units, lanes.splits()[-1])
+        self.line = Line(lanes.splits()[-1], lanes.disjoint)
         self.tracks = {side: LaneTrack() for side in Side}
         self.requests: dict[int, Request] = {}
         self.rows: dict[int, int] = {}

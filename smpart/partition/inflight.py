@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from smpart.errors import EngineClosed, UsageError
-from smpart.partition.split import Side, Split
+from smpart.partition.split import Disjoint, Side, Split, nested
 from smpart.partition.work import Work
 
 
@@ -17,14 +17,15 @@ class Inflight:
     Args:
         splits: those the lanes can realise.
         depth: works of one side that may be in flight at once.
+        disjoint: see `Lanes.disjoint`.
     """
 
-    def __init__(self, splits: Iterable[Split], depth: int) -> None:
+    def __init__(self, splits: Iterable[Split], depth: int, disjoint: Disjoint = nested) -> None:
         self._splits = frozenset(splits)
-        self._total = next(iter(self._splits)).total
         self._depth = depth
-        self._prefill: dict[int, int] = {}
-        self._decode: dict[int, int] = {}
+        self._disjoint = disjoint
+        self._prefill: dict[int, Split] = {}
+        self._decode: dict[int, Split] = {}
         self._closed = False
 
     def add(self, work: Work) -> None:
@@ -51,10 +52,11 @@ class Inflight:
             raise UsageError(f"work {work.id} is in flight already; give each work an id of its own")
         if len(mine) >= self._depth:
             raise UsageError(f"work {work.id}: {work.side} has {len(mine)} works in flight; wait for a completion")
-        # Prefill owns units from the front and decode from the back: they meet only if they add up to too many.
-        if others and units + max(others.values()) > self._total:
-            raise UsageError(f"work {work.id}: split {split} overlaps units that {work.side.other} is still using")
-        mine[work.id] = units
+        for other in others.values():
+            prefill, decode = (split, other) if work.side is Side.PREFILL else (other, split)
+            if not self._disjoint(prefill, decode):
+                raise UsageError(f"work {work.id}: split {split} overlaps units that {work.side.other} is still using")
+        mine[work.id] = split
 
     def remove(self, work: Work) -> None:
         """Let go of a completed (or lost) work."""
@@ -63,8 +65,8 @@ class Inflight:
     def resize(self, split: Split) -> None:
         """Put everything in flight on another split. Raises `UsageError` if there is no such split."""
         self._check(split)
-        self._prefill = dict.fromkeys(self._prefill, split.prefill)
-        self._decode = dict.fromkeys(self._decode, split.decode)
+        self._prefill = dict.fromkeys(self._prefill, split)
+        self._decode = dict.fromkeys(self._decode, split)
 
     def close(self) -> None:
         """Refuse every work from now on."""

@@ -39,6 +39,9 @@ class Lanes(Protocol):
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised, the two exclusive ones included, in order of `Split.prefill`."""
 
+    def disjoint(self, prefill: Split, decode: Split) -> bool:
+        """Whether prefill under one split and decode under another own no unit together, so that both may run."""
+
     def now(self) -> float:
         """Seconds on this pair's clock (monotonic; virtual lanes have a virtual one)."""
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from smpart.partition.split import Side, Split
+from smpart.partition.split import Disjoint, Side, Split, nested
 
 
 class Line:
     """Tracks works in flight and answers under which split a side may launch next.
 
-    A new split is a *target*. The shrinking side takes it at its next launch; the growing side keeps its old
-    share until every work of the other side that owns units it wants has completed. With an exclusive or hybrid
-    target the side that gets nothing may not launch at all.
+    A new split is a *target*. A side takes it at its next launch if that touches nothing the other side still runs
+    on. Where the splits of a device are nested, the shrinking side can do that at once, and the growing side goes on
+    with its old share until it can. Where two sides may run at once only under one and the same split, prefill
+    pauses until decode has moved. With an exclusive or hybrid target the side that gets nothing may not launch.
 
-    >>> line = Line(4, Split(4, 0))
+    Args:
+        target: the first split.
+        disjoint: whether prefill under one split and decode under another own no unit together.
+
+    >>> line = Line(Split(4, 0))
     >>> line.launched(1, Side.PREFILL, Split(4, 0))
     >>> line.target = Split(3, 1)
     >>> line.grant(Side.DECODE) is None          # prefill still runs on all four units
@@ -22,9 +27,9 @@ class Line:
     Split(prefill=3, decode=1)
     """
 
-    def __init__(self, total: int, target: Split) -> None:
-        self.total = total
+    def __init__(self, target: Split, disjoint: Disjoint = nested) -> None:
         self.target = target
+        self._disjoint = disjoint
         self._flying: dict[int, tuple[Side, Split]] = {}
         self._held: dict[Side, Split] = {Side.PREFILL: target, Side.DECODE: target}
 
@@ -34,8 +39,10 @@ class Line:
 
     def free(self, side: Side, split: Split) -> bool:
         """Whether a side may launch under `split` without touching a unit in use by the other side."""
-        mine = split.indices(side, self.total)
-        return all(_disjoint(mine, s.indices(o, self.total)) for o, s in self._flying.values() if o is not side)
+        others = [other for flying, other in self._flying.values() if flying is not side]
+        if side is Side.PREFILL:
+            return all(self._disjoint(split, other) for other in others)
+        return all(self._disjoint(other, split) for other in others)
 
     def grant(self, side: Side) -> Split | None:
         """The split under which `side` may launch now, or None if it must wait or owns nothing."""
@@ -44,8 +51,9 @@ class Line:
         if self.free(side, self.target):
             return self.target
         held = self._held[side]
-        shrinks = 0 < held.units(side) < self.target.units(side)
-        return held if shrinks and self.free(side, held) else None
+        # Prefill on its old share must leave decode a way to the target, or neither would ever get there.
+        goes_on = side is Side.DECODE or self._disjoint(held, self.target)
+        return held if held.units(side) and goes_on and self.free(side, held) else None
 
     def launched(self, work_id: int, side: Side, split: Split) -> None:
         """Record a launch. The caller got `split` from `grant`."""
@@ -55,7 +63,3 @@ class Line:
     def completed(self, work_id: int) -> None:
         """Record a completion (or a loss)."""
         self._flying.pop(work_id, None)
-
-
-def _disjoint(a: range, b: range) -> bool:
-    return a.stop <= b.start or b.stop <= a.start or not a or not b

@@ -17,7 +17,7 @@ from smpart.partition.inflight import Inflight
 from smpart.partition.lanes import Body, BodyFactory
 from smpart.partition.registry import register
 from smpart.partition.shape import Shape
-from smpart.partition.split import Side, Split
+from smpart.partition.split import Side, Split, nested
 from smpart.partition.work import Completion, LaneFault, Work
 
 logger = logging.getLogger(__name__)
@@ -82,6 +82,10 @@ class SimLanes:
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised."""
         return self._splits
+
+    def disjoint(self, prefill: Split, decode: Split) -> bool:
+        """Whether two sides under these splits may run at once: units have fixed positions."""
+        return nested(prefill, decode)
 
     def now(self) -> float:
         """Virtual seconds since the lanes were made."""

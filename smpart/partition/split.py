@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -76,3 +77,16 @@ class Split:
 
     def __str__(self) -> str:
         return f"{self.prefill}/{self.decode}"
+
+
+Disjoint = Callable[[Split, Split], bool]
+"""Whether prefill under one split and decode under another (of the same device) own no unit together."""
+
+
+def nested(prefill: Split, decode: Split) -> bool:
+    """`Disjoint` where a side's share under one split contains its smaller shares: units have fixed positions.
+
+    >>> nested(Split(3, 1), Split(2, 2)), nested(Split(2, 2), Split(3, 1))
+    (False, True)
+    """
+    return prefill.prefill + decode.decode <= prefill.total

@@ -13,7 +13,7 @@ from smpart.partition.backend import Placement
 from smpart.partition.device import Device
 from smpart.partition.inflight import Inflight
 from smpart.partition.lanes import Body, BodyFactory
-from smpart.partition.split import Side, Split
+from smpart.partition.split import Side, Split, nested
 from smpart.partition.work import Completion, LaneFault, Work
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,10 @@ class ThreadLanes:
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised."""
         return self._splits
+
+    def disjoint(self, prefill: Split, decode: Split) -> bool:
+        """Whether two sides under these splits may run at once: units have fixed positions."""
+        return nested(prefill, decode)
 
     def now(self) -> float:
         """`time.monotonic`."""

@@ -23,7 +23,7 @@ from smpart.errors import SmpartError
 from smpart.partition.cores import CorePlacement
 from smpart.partition.device import Device
 from smpart.partition.inflight import Inflight
-from smpart.partition.split import Side, Split
+from smpart.partition.split import Side, Split, nested
 from smpart.partition.work import Completion, LaneFault, Work
 from smpart.runtime.channel import Channel
 from smpart.runtime.children import Child, Zygote
@@ -91,6 +91,10 @@ class ProcessLanes:
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised, in order of `Split.prefill`."""
         return self._splits
+
+    def disjoint(self, prefill: Split, decode: Split) -> bool:
+        """Whether two sides under these splits may run at once: units have fixed positions."""
+        return nested(prefill, decode)
 
     def now(self) -> float:
         """Seconds by `time.monotonic`, which all processes of a machine share."""

@@ -116,7 +116,7 @@ class Double:
         self.policy, self.cost = policy, cost
         self.predictor = predictor or Oracle(cost)
         self.splits = tuple(Split(p, units - p) for p in [0, *range(step, units - step + 1, step), units])
-        self.line = Line(units, self.splits[0])
+        self.line = Line(self.splits[0])
         self.table = RequestTable(8)
         self.size, self.layers, self.max_paused, self.lead = 16, layers, max_paused, lead
         self.pool, self.free, self.slots = blocks, blocks, slots
