@@ -15,7 +15,7 @@ from smpart.partition import ModelShape
 from smpart.runtime import attention
 from smpart.runtime.attention import PagedCache
 from smpart.runtime.facts import ModelFacts, check_structure, decoder_layers, find_facts, unsupported
-from smpart.runtime.packing import Packing
+from smpart.runtime.packing import Packed
 from smpart.runtime.pause import pause_hook
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -51,7 +51,7 @@ class ModelAdapter:
             self.detach()
             raise
 
-    def forward(self, memory: Sequence[Tensor], packing: Packing) -> Tensor:
+    def forward(self, memory: Sequence[Tensor], packing: Packed) -> Tensor:
         """Run one packed forward. Returns logits [m, vocab] of the rows in ``packing.sampled``.
 
         Args:

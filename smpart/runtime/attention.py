@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from smpart.errors import UnsupportedModel
-from smpart.runtime.packing import Packing, Piece
+from smpart.runtime.packing import Packed
 
 _NAMES = {"sdpa": "smpart", "eager": "smpart_eager"}
 _UNSUPPORTED = {
@@ -54,7 +53,7 @@ class PagedCache:
 
     Args:
         memory: one tensor a layer, [2, blocks, block_tokens, kv_heads, head_dim] (keys, then values).
-        packing: where each token of the forward goes and what it attends to.
+        packing: the forward: where each token goes and what it attends to.
         windows: sliding window of each layer; None learns them from the masks the model asks for, into `learned`.
         horizon: longest sequence to learn them for.
     """
@@ -63,7 +62,7 @@ class PagedCache:
     is_sliding = (False,)
 
     def __init__(
-        self, memory: Sequence[Tensor], packing: Packing, windows: Sequence[int | None] | None, horizon: int = 0
+        self, memory: Sequence[Tensor], packing: Packed, windows: Sequence[int | None] | None, horizon: int = 0
     ) -> None:
         self.memory = memory
         self.packing = packing
@@ -87,15 +86,7 @@ class PagedCache:
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write new keys and values, each [1, kv_heads, tokens, head_dim], to their pages; return them as they are."""
-        packing = self.packing
-        pages = self.memory[layer_idx].flatten(1, 2)
-        for rows, new in zip(pages.unbind(), (key, value), strict=True):
-            if packing.run is not None:
-                rows[packing.run] = new[0].transpose(0, 1)
-            else:
-                rows.index_copy_(0, packing.targets, new[0].transpose(0, 1))
-        if packing.fresh is not None:
-            pages.index_fill_(1, packing.fresh, 0)
+        self.packing.write(self.memory[layer_idx], key, value)
         self._pending = layer_idx
         self.order.append(layer_idx)
         return key, value
@@ -114,31 +105,13 @@ class PagedCache:
         if layer is None:
             raise UnsupportedModel("an attention layer stores no keys and values of its own (shared or uncached KV)")
         window = self.windows[layer] if self.windows is not None else self._learn(layer, mask)
-        pages = self.memory[layer]
-        outputs = [_attend(piece, query, key, value, pages, scale) for piece in self.packing.pieces(window)]
-        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None]
+        return self.packing.attend(self.memory[layer], query, key, value, window, scale)[None]
 
     def _learn(self, layer: int, mask: Any) -> int | None:
         if mask is not None and not isinstance(mask, WindowMask):
             raise UnsupportedModel("it builds its attention masks by itself, outside transformers' mask interface")
         self.learned[layer] = window_of(mask.allowed, self.horizon) if mask is not None else None
         return self.learned[layer]
-
-
-def _attend(piece: Piece, query: Tensor, key: Tensor, value: Tensor, pages: Tensor, scale: float | None) -> Tensor:
-    """One piece's attention, [rows, heads, head_dim]: grouped heads share keys and values without a copy of them."""
-    if piece.decode:
-        # The heads of a group become the "queries" of their one shared KV head.
-        k, v = piece.read(pages)
-        rows = query.transpose(1, 2)[0, piece.rows]
-        grouped = rows.reshape(len(rows), k.shape[1], -1, k.shape[3])
-        return scaled_dot_product_attention(grouped, k, v, attn_mask=piece.mask, scale=scale).view(rows.shape)
-    rows = query[:, :, piece.rows]
-    k, v = piece.read(pages) if piece.context else (key[:, :, piece.rows], value[:, :, piece.rows])
-    out = scaled_dot_product_attention(
-        rows, k, v, attn_mask=piece.mask, is_causal=piece.mask is None, scale=scale, enable_gqa=True
-    )
-    return out[0].transpose(0, 1)
 
 
 def _attention(original: str) -> Callable[..., tuple[Tensor, Tensor | None]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from smpart.runtime.batch import Batch, Chunk
 from smpart.runtime.board import Board
@@ -59,6 +61,36 @@ class Piece:
         return keys, values
 
 
+class Packed(Protocol):
+    """One forward over paged memory, wherever its index tensors live.
+
+    Attributes:
+        tokens, positions: int[1, n].
+        sampled: int[m], rows whose logits are wanted.
+        slots, at: int32[m] on the host, for each of them the request and the board position its token goes to.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    sampled: Tensor
+    slots: NDArray[np.int32]
+    at: NDArray[np.int32]
+
+    def write(self, pages: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store new keys and values, each [1, kv_heads, n, head_dim], in a layer's pages."""
+
+    def attend(
+        self, pages: Tensor, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float | None
+    ) -> Tensor:
+        """Attention of every row to its own sequence, after `write`; [n, heads, head_dim].
+
+        Args:
+            query: [1, heads, n, head_dim].
+            key, value: as `write` was given them.
+            window: sliding window of the layer; None: full attention.
+        """
+
+
 class Packing:
     """Where each token of one forward comes from, goes to, and what it attends to.
 
@@ -99,6 +131,24 @@ class Packing:
         self.at = np.concatenate(
             [batch.decode_positions + 1, np.array([chunks[i].start + chunks[i].length for i in sampling], np.int32)]
         )
+
+    def write(self, pages: Tensor, key: Tensor, value: Tensor) -> None:
+        """See `Packed`."""
+        flat = pages.flatten(1, 2)
+        for rows, new in zip(flat.unbind(), (key, value), strict=True):
+            if self.run is not None:
+                rows[self.run] = new[0].transpose(0, 1)
+            else:
+                rows.index_copy_(0, self.targets, new[0].transpose(0, 1))
+        if self.fresh is not None:
+            flat.index_fill_(1, self.fresh, 0)
+
+    def attend(
+        self, pages: Tensor, query: Tensor, key: Tensor, value: Tensor, window: int | None, scale: float | None
+    ) -> Tensor:
+        """See `Packed`."""
+        outputs = [_attend(piece, query, key, value, pages, scale) for piece in self.pieces(window)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def pieces(self, window: int | None) -> list[Piece]:
         """The attention calls of a layer with this sliding window (None: full attention)."""
@@ -185,3 +235,19 @@ class Packing:
     def _mask(self, allowed: NDArray[np.bool_]) -> Tensor:
         """Scores to add: in the model's own type, so that no layer has to convert it again."""
         return torch.zeros(allowed.shape, dtype=self._dtype).masked_fill_(torch.from_numpy(~allowed), float("-inf"))
+
+
+def _attend(piece: Piece, query: Tensor, key: Tensor, value: Tensor, pages: Tensor, scale: float | None) -> Tensor:
+    """One piece's attention, [rows, heads, head_dim]: grouped heads share keys and values without a copy of them."""
+    if piece.decode:
+        # The heads of a group become the "queries" of their one shared KV head.
+        k, v = piece.read(pages)
+        rows = query.transpose(1, 2)[0, piece.rows]
+        grouped = rows.reshape(len(rows), k.shape[1], -1, k.shape[3])
+        return scaled_dot_product_attention(grouped, k, v, attn_mask=piece.mask, scale=scale).view(rows.shape)
+    rows = query[:, :, piece.rows]
+    k, v = piece.read(pages) if piece.context else (key[:, :, piece.rows], value[:, :, piece.rows])
+    out = scaled_dot_product_attention(
+        rows, k, v, attn_mask=piece.mask, is_causal=piece.mask is None, scale=scale, enable_gqa=True
+    )
+    return out[0].transpose(0, 1)
