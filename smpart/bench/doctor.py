@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 
 from smpart.bench.host import host, versions
-from smpart.errors import SmpartError
+from smpart.errors import BackendUnavailable, SmpartError
 from smpart.partition import Side, Split
 from smpart.partition.affinity import pin_self, threads_of
 from smpart.partition.cores import Cores
+from smpart.partition.cuda.nvml import device_facts, gpu_count, processes
 from smpart.partition.registry import backends, open_backend
 
 Facts = dict[str, object]
@@ -20,10 +23,22 @@ Facts = dict[str, object]
 _SIM = "sim:h100"
 _SWITCHES = 200
 _PACKAGES = ("smpart", "torch", "transformers", "numpy", "greenlet", "scikit-learn", "cuda-python", "nvidia-ml-py")
+_GPU_LINE = (
+    "GPU {index}",
+    "{name}",
+    "driver {driver_version}",
+    "CUDA {cuda_version}",
+    "compute capability {compute_capability}",
+    "{free:.1f} of {total:.1f} GiB free",
+    "SMs at {sm_clock_mhz} of {sm_clock_max_mhz} MHz",
+    "{temperature_c} C",
+    "{power_draw_w:.0f} of {power_limit_w:.0f} W",
+)
 
 
 def examine() -> Facts:
     """Everything `doctor` reports, ready for JSON."""
+    nvml = _nvml()  # first: looking at a backend may make this process a user of the GPU
     found = [_backend(name) for name in backends()]
     return {
         "host": host(),
@@ -31,6 +46,7 @@ def examine() -> Facts:
         "backends": found,
         "auto": _automatic(),
         "cuda": _cuda(),
+        "nvml": nvml,
     }
 
 
@@ -111,6 +127,24 @@ def _cuda() -> Facts:
     return {"backends": list(backends("cuda")), "missing": missing}
 
 
+def _nvml() -> Facts:
+    """Facts and users of each GPU that NVML sees, or why it tells nothing."""
+    try:
+        return {"missing": None, "gpus": [_gpu(index) for index in range(gpu_count())]}
+    except BackendUnavailable as error:
+        return {"missing": str(error), "gpus": []}
+
+
+def _gpu(index: int) -> Facts:
+    facts: Facts = {"index": index, **device_facts(index)}
+    try:
+        return facts | {"processes": [asdict(process) for process in processes(index)]}
+    except BackendUnavailable as error:
+        unavailable = facts["unavailable"]
+        assert isinstance(unavailable, dict)
+        return facts | {"unavailable": unavailable | {"processes": str(error)}}
+
+
 def require_realised(facts: Facts) -> None:
     """Raise `SmpartError` if a split that was read back is not what was asked for."""
     for backend in _listed(facts["backends"]):
@@ -143,7 +177,45 @@ def lines(facts: Facts) -> list[str]:
     assert isinstance(auto, dict) and isinstance(cuda, dict)
     text.append(f"auto      {auto['backend'] or auto['why_unusable']}")
     text.append(f"cuda      {'; '.join(cuda['missing']) or 'nothing is missing'}")
+    return text + _nvml_lines(facts["nvml"])
+
+
+def _nvml_lines(section: object) -> list[str]:
+    assert isinstance(section, dict)
+    text = [line for gpu in _listed(section["gpus"]) for line in _gpu_lines(gpu)]
+    return text or [f"nvml      {section['missing'] or 'no GPU is visible'}"]
+
+
+def _gpu_lines(gpu: Facts) -> list[str]:
+    """Whatever is known of one GPU, what to beware of, and what could not be read."""
+    gib = {
+        name: value / 2**30 for name in ("free", "total") if isinstance(value := gpu.get(f"memory_{name}_bytes"), int)
+    }
+    parts = []
+    for part in _GPU_LINE:
+        with suppress(KeyError):
+            parts.append(part.format_map(gpu | gib))
+    text = [f"nvml      {', '.join(parts)}"]
+    others = [each for each in _listed(gpu.get("processes", [])) if each["pid"] != os.getpid()]
+    if others:
+        text.append(
+            f"          others use it, so measurements are disturbed: {_short([_user(each) for each in others])}"
+        )
+    if gpu.get("throttled"):
+        text.append(f"          its clocks are held down: {', '.join(str(each) for each in _items(gpu['throttled']))}")
+    if gpu.get("mig"):
+        text.append("          MIG mode is on")
+    unavailable = gpu["unavailable"]
+    assert isinstance(unavailable, dict)
+    for why in dict.fromkeys(unavailable.values()):
+        names = ", ".join(name for name, each in unavailable.items() if each == why)
+        text.append(f"          not known: {names} ({why})")
     return text
+
+
+def _user(process: Facts) -> str:
+    held = process["memory_bytes"]
+    return f"pid {process['pid']}" + (f" with {held / 2**30:.1f} GiB" if isinstance(held, int) else "")
 
 
 def _short(names: list[str], most: int = 9) -> str:

@@ -1,0 +1,1 @@
+"""What the CUDA backends are made of."""
