@@ -32,6 +32,7 @@ class ModelBody:
         self.adapter = adapter
         self._memory = memory
         self._board = board
+        self._tokens = torch.from_numpy(board.tokens)
         self._samplers: dict[int, Sampler] = {}
         self._paused: dict[int, tuple[PausableForward, Packing]] = {}
         _check_memory(adapter, memory, board)
@@ -83,15 +84,16 @@ class ModelBody:
         slots, at = packing.slots, packing.at
         if not len(slots):
             return StepResult(True, NO_ROWS, NO_ROWS)
-        choice = choose(logits, [self._samplers[slot] for slot in slots.tolist()], slots, at, self._board)
+        samplers = [self._samplers[slot] for slot in slots.tolist()]
+        chosen = choose(logits, samplers, slots, at, self._tokens).fetch()()
         kept = at < self._board.max_len  # a step run ahead of a request's end may sample past the last position
-        self._board.tokens[slots[kept], at[kept]] = choice.tokens[kept]
+        self._board.tokens[slots[kept], at[kept]] = chosen.tokens[kept]
         return StepResult(
             True,
             slots,
-            choice.tokens,
-            {int(slots[row]): value for row, value in choice.logprobs.items()},
-            {int(slots[row]): reason for row, reason in choice.failures.items()},
+            chosen.tokens,
+            {int(slots[row]): value for row, value in chosen.logprobs.items()},
+            {int(slots[row]): reason for row, reason in chosen.failures.items()},
         )
 
     def _abandon(self, number: int) -> None:

@@ -1,136 +1,206 @@
-"""Chooses tokens from logits, through transformers' own logits processors.
+"""Chooses tokens from logits on the logits' device, through transformers' own logits processors.
 
-Noise is a function of (seed, output index, token id) alone, so a seed reproduces its text under any schedule and in
-any batch: the token is ``argmax(log p + Gumbel noise)`` (the Gumbel-max trick), the noise of a counter-based
-generator (Philox; Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+Nothing here waits for the device, so a step that samples can be queued behind the one before it; what a call has to
+send there goes up in one copy.
+
+Sampling is ``argmax(log p + Gumbel noise)`` (the Gumbel-max trick). The noise is a function of (seed, output index,
+token id) alone, so a seed reproduces its text under any schedule and in any batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from smpart.runtime.batch import Sampler, TokenLogprobs
-from smpart.runtime.board import Board
-from smpart.runtime.sampling import SamplingParams
+from smpart.runtime.batch import Rows, Sampler, TokenLogprobs
+from smpart.runtime.noise import gumbel
+from smpart.runtime.processors import History, penalised, process
 
 _NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
+_processing = attrgetter(
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+)
 
-class OutputPenalties(LogitsProcessor):
-    """OpenAI's presence and frequency penalties, over generated tokens only.
 
-    ``logit[t] -= presence * (t was generated) + frequency * (times t was generated)``
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tokens chosen for the rows of one forward, on the host.
+
+    Attributes:
+        tokens: int32[m]; 0 where a row failed.
+        logprobs: by row, for those that asked and did not fail.
+        failures: by row, why its logits were unusable.
     """
 
-    def __init__(self, presence: float, frequency: float, prompt_len: int) -> None:
-        self.presence, self.frequency, self.prompt_len = presence, frequency, prompt_len
+    tokens: Rows
+    logprobs: dict[int, TokenLogprobs]
+    failures: dict[int, str]
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Penalise [rows, vocab] scores; each row of `input_ids` is a prompt and what was generated after it."""
-        generated = input_ids[:, self.prompt_len :]
-        counts = torch.zeros_like(scores).scatter_add_(1, generated, torch.ones_like(generated, dtype=scores.dtype))
-        return scores - self.presence * (counts > 0) - self.frequency * counts
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities in the model's own distribution: before temperature, penalties and cuts.
+
+    Attributes:
+        counts: for each of the n rows that asked, in order, how many of the likeliest tokens it wants.
+        own: float32[n], of the chosen tokens.
+        values, tokens: float32 and int64 [n, most], the likeliest tokens, best first.
+    """
+
+    counts: dict[int, int]
+    own: Tensor
+    values: Tensor
+    tokens: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Tokens chosen for the rows of one forward; failures and logprobs by row."""
+    """Tokens chosen for the rows of one forward, on the logits' device.
 
-    tokens: NDArray[np.int32]
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
+    Attributes:
+        tokens: int32[m]; 0 where the logits are not finite.
+        finite: bool[m].
+        logprobs: None if no row asked.
+    """
+
+    tokens: Tensor
+    finite: Tensor
+    logprobs: Logprobs | None
+
+    def fetch(self) -> Callable[[], Chosen]:
+        """Start copies to the host that do not block; on the CPU there is nothing to copy.
+
+        Returns:
+            What reads them. Call it once the stream has passed this point, on any thread.
+        """
+        tokens, finite, asked = _to_host(self.tokens), _to_host(self.finite), self.logprobs
+        if asked is not None:
+            asked = Logprobs(asked.counts, *map(_to_host, (asked.own, asked.values, asked.tokens)))
+
+        def read() -> Chosen:
+            failures = dict.fromkeys(np.flatnonzero(~finite.numpy()).tolist(), _NOT_FINITE)
+            logprobs = _by_row(asked) if asked is not None else {}
+            return Chosen(tokens.numpy(), {r: of for r, of in logprobs.items() if r not in failures}, failures)
+
+        return read
 
 
-def choose(
-    logits: Tensor, samplers: Sequence[Sampler], slots: NDArray[np.int32], at: NDArray[np.int32], board: Board
-) -> Choice:
+def choose(logits: Tensor, samplers: Sequence[Sampler], slots: Rows, at: Rows, tokens: Tensor) -> Choice:
     """Choose one token for each row.
 
     Args:
-        logits: [m, vocab].
+        logits: [m, vocab], on any device.
         samplers, slots, at: of each row: how to choose, the request, the board position the token will go to.
-        board: history for penalties.
+        tokens: int32[slots, max_len] on the same device: every request's tokens, those before `at` are read.
 
     Returns:
-        Tokens. A row whose logits are not finite is listed as a failure and its token is 0.
+        Tokens on the device. A row whose logits are not finite gets token 0 and a cleared flag.
     """
-    best, token = logits.max(-1)
-    tokens = token.numpy().astype(np.int32)
-    failures = dict.fromkeys(torch.nonzero(~best.isfinite()).flatten().tolist(), _NOT_FINITE)
-    tokens[list(failures)] = 0
-    logprobs = {}
+    best, picked = logits.max(-1)
+    finite = best.abs() < torch.inf
+    groups = _groups(samplers)
+    asked = {row: s.params.logprobs for row, s in enumerate(samplers) if s.params.logprobs is not None}
+    if groups or asked:
+        sent = _Sent.upload(logits.device, groups, list(asked), samplers, slots, at)
+        if groups:
+            picked.index_copy_(0, sent.rows, _pick(logits, groups, samplers, sent, at, tokens))
+    chosen = (picked * finite).int()
+    return Choice(chosen, finite, _logprobs(logits, chosen, asked, sent.asked) if asked else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What the device has to know.
+
+    Attributes:
+        rows, slots, ends, prompt_lens, seeds: int64[n], of the rows of every group, in order; a request's tokens are
+            positions ``0 ... ends - 1`` of its slot.
+        asked: int64, rows that want log-probabilities.
+    """
+
+    rows: Tensor
+    slots: Tensor
+    ends: Tensor
+    prompt_lens: Tensor
+    seeds: Tensor
+    asked: Tensor
+
+    @classmethod
+    def upload(
+        cls,
+        device: torch.device,
+        groups: list[list[int]],
+        asked: list[int],
+        samplers: Sequence[Sampler],
+        slots: Rows,
+        at: Rows,
+    ) -> _Sent:
+        rows = [row for group in groups for row in group]
+        prompt_lens = [samplers[row].prompt_len for row in rows]
+        seeds = np.array([samplers[row].seed % 2**64 for row in rows], np.uint64).view(np.int64)
+        parts = (rows, slots[rows], at[rows], prompt_lens, seeds, asked)
+        host = torch.from_numpy(np.concatenate([np.asarray(part, np.int64) for part in parts]))
+        if device.type == "cuda":
+            host = host.pin_memory()
+        return cls(*torch.split(host.to(device, non_blocking=True), [len(part) for part in parts]))
+
+
+def _groups(samplers: Sequence[Sampler]) -> list[list[int]]:
+    """Rows that are not simply greedy, those that are processed alike together; sampled ones first."""
+    alike: dict[tuple[float, ...], list[int]] = {}
     for row, sampler in enumerate(samplers):
-        if row in failures:
-            continue
-        params = sampler.params
-        if not params.greedy or _penalised(params):
-            history = board.tokens[slots[row], : at[row]]
-            tokens[row] = _choose_one(logits[row : row + 1].float(), sampler, history)
-        if params.logprobs is not None:
-            logprobs[row] = _logprobs(logits[row].float(), int(tokens[row]), params.logprobs)
-    return Choice(tokens, logprobs, failures)
+        if not sampler.params.greedy or penalised(sampler.params):
+            alike.setdefault(_processing(sampler.params), []).append(row)
+    return sorted(alike.values(), key=lambda rows: samplers[rows[0]].params.greedy)
 
 
-def processors(params: SamplingParams, prompt_len: int) -> LogitsProcessorList:
-    """transformers' processors for these parameters, in the order in which its ``generate`` applies them."""
-    steps = LogitsProcessorList()
-    if params.repetition_penalty != 1.0:
-        steps.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    if params.presence_penalty or params.frequency_penalty:
-        steps.append(OutputPenalties(params.presence_penalty, params.frequency_penalty, prompt_len))
-    if params.greedy:
-        return steps
-    if params.temperature != 1.0:
-        steps.append(TemperatureLogitsWarper(float(params.temperature)))
-    if params.top_k > 0:
-        steps.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1.0:
-        steps.append(TopPLogitsWarper(float(params.top_p)))
-    if params.min_p > 0.0:
-        steps.append(MinPLogitsWarper(params.min_p))
-    return steps
+def _pick(
+    logits: Tensor, groups: list[list[int]], samplers: Sequence[Sampler], sent: _Sent, at: Rows, tokens: Tensor
+) -> Tensor:
+    """Token of each row in ``sent.rows``, int64[n]."""
+    in_order = len(groups) == 1 and len(groups[0]) == len(logits)
+    scores = (logits if in_order else logits.index_select(0, sent.rows)).float()
+    sampled = sum(len(rows) for rows in groups if not samplers[rows[0]].params.greedy)
+    noise = None
+    if sampled:
+        noise = gumbel(sent.seeds[:sampled], (sent.ends - sent.prompt_lens)[:sampled], logits.shape[1])
+    picked, start = [], 0
+    for rows in groups:
+        params, span = samplers[rows[0]].params, slice(start, start + len(rows))
+        history = None
+        if penalised(params):
+            longest = int(at[rows].max())
+            history = History.read(tokens, longest, sent.slots[span], sent.prompt_lens[span], sent.ends[span])
+        processed = process(params, history, scores[span])
+        if noise is not None and not params.greedy:
+            processed = processed + noise[span]
+        picked.append(processed.argmax(-1))
+        start = span.stop
+    return torch.cat(picked)
 
 
-def gumbel(seed: int, index: int, count: int) -> NDArray[np.float64]:
-    """Standard Gumbel noise of tokens ``0 ... count`` for output `index` under `seed`."""
-    # The index sits in the counter's high words: the low word counts tokens, so no two outputs share a draw.
-    bits = np.random.Philox(key=seed & (2**128 - 1), counter=[0, 0, index, 0]).random_raw((count + 1) // 2)
-    uniform = (bits.view(np.uint32)[:count] + 0.5) * 2.0**-32
-    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
-    return noise
+def _logprobs(logits: Tensor, chosen: Tensor, counts: dict[int, int], rows: Tensor) -> Logprobs:
+    logprobs = (logits if len(counts) == len(logits) else logits.index_select(0, rows)).float().log_softmax(-1)
+    own = logprobs.gather(1, chosen.index_select(0, rows).long()[:, None])[:, 0]
+    values, tokens = logprobs.topk(min(max(counts.values()), logits.shape[1]))
+    return Logprobs(counts, own, values, tokens)
 
 
-def _penalised(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+def _by_row(logprobs: Logprobs) -> dict[int, TokenLogprobs]:
+    parts = zip(logprobs.own.tolist(), logprobs.tokens.tolist(), logprobs.values.tolist(), strict=True)
+    return {
+        row: TokenLogprobs(own, tuple(zip(tokens[:count], values[:count], strict=True)))
+        for (row, count), (own, tokens, values) in zip(logprobs.counts.items(), parts, strict=True)
+    }
 
 
-def _choose_one(row: Tensor, sampler: Sampler, history: NDArray[np.int32]) -> int:
-    """Choose from one row of logits, [1, vocab]."""
-    known = cast(torch.LongTensor, torch.from_numpy(history.astype(np.int64))[None])
-    scores = processors(sampler.params, sampler.prompt_len)(known, row)[0].numpy()
-    if sampler.params.greedy:
-        return int(scores.argmax())
-    return int((scores + gumbel(sampler.seed, len(history) - sampler.prompt_len, len(scores))).argmax())
-
-
-def _logprobs(row: Tensor, token: int, count: int) -> TokenLogprobs:
-    """Of the model's own distribution: before temperature, penalties and cuts."""
-    logprobs = row.log_softmax(-1)
-    values, indices = logprobs.topk(min(count, len(row)))
-    return TokenLogprobs(float(logprobs[token]), tuple(zip(indices.tolist(), values.tolist(), strict=True)))
+def _to_host(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
