@@ -61,7 +61,8 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, un
     GPU(device);
     REQUIRE(current && pending);
     if (gpu->is.mig == UNSUPPORTED) return NVML_ERROR_NOT_SUPPORTED;
-    *current = *pending = (unsigned int)gpu->is.mig;
+    *current = (unsigned int)gpu->is.mig;
+    *pending = !*current; /* so that one taken for the other shows */
     return NVML_SUCCESS;
 }
 
@@ -71,7 +72,8 @@ nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *curren
     GPU(device);
     REQUIRE(current && pending);
     if (gpu->is.ecc == UNSUPPORTED) return NVML_ERROR_NOT_SUPPORTED;
-    *current = *pending = (nvmlEnableState_t)gpu->is.ecc;
+    *current = (nvmlEnableState_t)gpu->is.ecc;
+    *pending = (nvmlEnableState_t)!*current;
     return NVML_SUCCESS;
 }
 
