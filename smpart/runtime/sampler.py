@@ -155,9 +155,10 @@ def _groups(samplers: Sequence[Sampler]) -> list[list[int]]:
     """Rows that are not simply greedy, those that are processed alike together; sampled ones first."""
     alike: dict[tuple[float, ...], list[int]] = {}
     for row, sampler in enumerate(samplers):
-        if not sampler.params.greedy or penalised(sampler.params):
-            alike.setdefault(_processing(sampler.params), []).append(row)
-    return sorted(alike.values(), key=lambda rows: samplers[rows[0]].params.greedy)
+        alike.setdefault(_processing(sampler.params), []).append(row)
+    first = [(samplers[rows[0]].params, rows) for rows in alike.values()]
+    sampled = [rows for params, rows in first if not params.greedy]
+    return sampled + [rows for params, rows in first if params.greedy and penalised(params)]
 
 
 def _pick(
