@@ -15,6 +15,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,29 @@ def load(driver: str = "13.0") -> Fake:
     return Fake(ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL), driver)
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel that ran.
+
+    Attributes:
+        kernel: its name.
+        stream: handle of the stream it was launched in, or its graph was.
+        context: handle of the context it ran in: the stream's, or that of the stream it was captured in.
+        stream_context: handle of the stream's own context.
+        sms: the SMs of ``context``.
+        from_graph: it was a node of a graph.
+    """
+
+    kernel: str
+    stream: int
+    context: int
+    stream_context: int
+    sms: frozenset[int]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    from_graph: bool
+
+
 class Fake:
     """Steers and questions the fake driver. Call names carry no ``_v2``: ``cuStreamDestroy``."""
 
@@ -76,7 +100,9 @@ class Fake:
         major, minor = driver.split(".")
         library.fake_kind.restype = ctypes.c_char_p
         library.fake_misuse.restype = ctypes.c_char_p
-        library.fake_call_count.restype = library.fake_misuse_count.restype = ctypes.c_size_t
+        library.fake_launch.restype = ctypes.c_char_p
+        for function in ("fake_call_count", "fake_misuse_count", "fake_launch_count"):
+            library[function].restype = ctypes.c_size_t
         for function in ("fake_reset", "fake_option", "fake_knows", "fake_pause"):
             library[function].restype = ctypes.c_bool
         library.fake_set_driver(int(major) * 1000 + int(minor) * 10)
@@ -93,7 +119,9 @@ class Fake:
             topology: "refuses-aligned": SM counts that are odd multiples of the alignment fit no cluster.
             options: ``short_rest=n``: every remainder lacks n SMs; ``short_context=n``: every green context does;
                 ``events_per_primary=1``: an event may be recorded in any stream of its primary context;
-                ``mps=1``: this process is a client of an MPS daemon; ``initialised=0``: ``cuInit`` was not called.
+                ``context_bytes=n``, ``graph_bytes=n``: device memory that each green context and each executable
+                graph takes; ``mps=1``: this process is a client of an MPS daemon; ``initialised=0``: ``cuInit`` was
+                not called.
         """
         if topology not in ("plain", "refuses-aligned"):
             raise ValueError(f"unknown topology {topology}")
@@ -165,6 +193,18 @@ class Fake:
         records = self.misuse()
         self._library.fake_forget_misuse()
         return records
+
+    def launches(self) -> list[Launch]:
+        """Every kernel that has run since the last reset, in the order in which they did."""
+        numbers, bits = (ctypes.c_uint64 * 10)(), (ctypes.c_uint64 * 4)()
+        found = []
+        for at in range(self._library.fake_launch_count()):
+            name = self._library.fake_launch(ctypes.c_size_t(at), numbers, bits).decode()
+            sms = frozenset(sm for sm in range(256) if bits[sm // 64] >> sm % 64 & 1)
+            stream, context, stream_context, *sizes, from_graph = numbers
+            grid, block = tuple(sizes[:3]), tuple(sizes[3:])
+            found.append(Launch(name, stream, context, stream_context, sms, grid, block, bool(from_graph)))
+        return found
 
     def live(self) -> dict[str, int]:
         """What was made or retained since the last reset and still is, by kind; no entry for none."""

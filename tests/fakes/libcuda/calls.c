@@ -131,6 +131,7 @@ Call call_enter(const Function *function, CUgreenCtx green, unsigned count, cons
         misuse(&call, "no context is current to this thread");
         refused = CUDA_ERROR_INVALID_CONTEXT;
     }
+    if (!refused && (function->flags & UNSAFE) && capture_forbids(&call)) refused = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     call.refused = refused;
     return call;
 }

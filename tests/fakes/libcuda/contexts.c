@@ -78,6 +78,7 @@ void context_check_end(Call *call, Context *context) {
     Ending ending = {call, context};
     objects_each(STREAM, check_stream, &ending);
     objects_each(EVENT, check_event, &ending);
+    graphs_check_end(call, context);
     if (context_current() == context) misuse(call, "it is current to this thread");
 }
 
@@ -192,7 +193,7 @@ static void observe_stream(void *object, void *with) {
 }
 
 CUresult cuCtxSynchronize(void) {
-    CALL(cuCtxSynchronize, IN_CONTEXT | ASYNC);
+    CALL(cuCtxSynchronize, IN_CONTEXT | ASYNC | UNSAFE);
     CUresult error;
     Synchronising it = {.call = &call, .context = usable(&call, &error)};
     if (!it.context) return error;

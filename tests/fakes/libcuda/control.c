@@ -18,6 +18,8 @@ EXPORT bool fake_option(const char *name, long value) {
     else if (!strcmp(name, "short_context")) options.short_context = (unsigned)value;
     else if (!strcmp(name, "events_per_primary")) options.events_per_primary = value;
     else if (!strcmp(name, "mps")) options.mps = value;
+    else if (!strcmp(name, "context_bytes")) options.context_bytes = (size_t)value;
+    else if (!strcmp(name, "graph_bytes")) options.graph_bytes = (size_t)value;
     else known = false;
     pthread_mutex_unlock(&lock);
     return known;
@@ -37,6 +39,9 @@ EXPORT bool fake_reset(const char *key) {
     devices_forget();
     contexts_forget();
     resources_forget();
+    graphs_forget();
+    modules_forget();
+    memory_forget();
     objects_forget();
     pthread_mutex_unlock(&lock);
     return known;

@@ -138,7 +138,7 @@ CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-static int attribute(CUdevice_attribute name) {
+int attribute(CUdevice_attribute name) {
     const bool hopper = gpu->major >= 9;
     const bool consumer = gpu->major == 12 || (gpu->major == 8 && gpu->minor);
     switch (name) {
@@ -173,7 +173,7 @@ static int attribute(CUdevice_attribute name) {
     case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY: case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY: case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
     case CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED: case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
-    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED: case CU_DEVICE_ATTRIBUTE_ECC_ENABLED:
         return 1;

@@ -45,10 +45,7 @@ static CUresult record(Call *call, CUevent handle, CUstream stream_handle, unsig
     REQUIRE(!flags || stream->capture, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(fits(call, event, stream), CUDA_ERROR_INVALID_HANDLE);
     if (stream->capture) return capture_record(call, stream, event, flags);
-    Mark *mark = mark_new(stream, NULL);
-    Op *op = op_new(RECORD, stream);
-    op->mark = mark_keep(mark);
-    stream_submit(stream, op);
+    Mark *mark = stream_mark(stream, NULL);
     if (event->mark) mark_drop(event->mark);
     event->mark = mark;
     event->capture = NULL;
@@ -88,7 +85,7 @@ static CUresult recorded(Call *call, Event *event) {
 }
 
 CUresult cuEventQuery(CUevent handle) {
-    CALL(cuEventQuery, ASYNC, N(handle));
+    CALL(cuEventQuery, ASYNC | UNSAFE, N(handle));
     Event *event = object_of(&call, EVENT, handle);
     REQUIRE(event, CUDA_ERROR_INVALID_HANDLE);
     const CUresult error = recorded(&call, event);
@@ -99,7 +96,7 @@ CUresult cuEventQuery(CUevent handle) {
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
-    CALL(cuEventSynchronize, ASYNC, N(handle));
+    CALL(cuEventSynchronize, ASYNC | UNSAFE, N(handle));
     Event *event = object_of(&call, EVENT, handle);
     REQUIRE(event, CUDA_ERROR_INVALID_HANDLE);
     CUresult error = recorded(&call, event);

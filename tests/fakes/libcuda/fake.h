@@ -41,7 +41,7 @@ void sms_drop(SmSet *set, unsigned count);
 
 typedef enum Kind {
     PRIMARY, CONTEXT, GREEN, GREEN_CONTEXT, DESCRIPTOR, STREAM, EVENT, MODULE, LIBRARY, KERNEL, FUNCTION, MEMORY,
-    HOST_MEMORY, IPC_MEMORY, ALLOCATION, ADDRESSES, MAPPING, GRAPH, NODE, EXECUTABLE, KINDS
+    HOST_MEMORY, IPC_MEMORY, ALLOCATION, ADDRESSES, MAPPING, CAPTURE, GRAPH, NODE, EXECUTABLE, KINDS
 } Kind;
 
 typedef struct Object {
@@ -74,6 +74,7 @@ enum {
     BEFORE_INIT = 1, /* allowed before cuInit */
     IN_CONTEXT = 2,  /* needs a current context */
     ASYNC = 4,       /* may report an earlier asynchronous error; refused once a sticky one poisoned the device */
+    UNSAFE = 16,     /* forbidden, and fatal to the capture, while a capture that minds is under way */
     RELEASE = 8,     /* frees something: on a poisoned device it still frees, and reports the sticky error */
 };
 
@@ -136,6 +137,8 @@ typedef struct Options {
     unsigned short_context; /* SMs missing from every green context */
     bool events_per_primary;/* an event may be recorded in any stream of its primary context */
     bool mps;               /* the process is a client of an MPS daemon */
+    size_t context_bytes;   /* device memory that a green context takes */
+    size_t graph_bytes;     /* ...and an executable graph */
 } Options;
 
 typedef struct Context {
@@ -156,6 +159,7 @@ extern const Gpu *gpu;
 extern Options options;
 
 unsigned fake_primary_retained(void);
+int attribute(CUdevice_attribute name);
 bool gpu_choose(const char *key);
 Context *primary_context(void);
 bool primary_active(void);
@@ -206,6 +210,12 @@ typedef struct Green {
 
 /* ---- Streams and events (streams.c, events.c) ----------------------------------------------------------------- */
 
+/* The last use of something in a stream: freeing it is safe once the host knows that this is done. */
+typedef struct Use {
+    struct Stream *stream;
+    unsigned long long sequence;
+} Use;
+
 /* One recording of an event: done when its stream gets there. Shared by whoever waits for it. */
 typedef struct Mark {
     unsigned references;
@@ -229,11 +239,12 @@ typedef struct Op {
     struct Stream *stream; /* where it was issued */
     Context *context;      /* whose SMs it runs on */
     Mark *mark;
+    bool from_graph;
     union {
         struct {
-            struct Kernel *kernel;
+            struct Code *code;
             unsigned grid[3], block[3], shared;
-            bool from_graph;
+            uint64_t args[3]; /* of a kernel that the fake plays */
         } run;
         struct {
             CUhostFn function;
@@ -245,9 +256,15 @@ typedef struct Op {
             size_t count;     /* elements */
             unsigned value, width;
         } move;
-        struct Event *event; /* RECORD and WAIT under capture */
+        struct Event *event; /* RECORD and WAIT in a graph: external ones */
     };
 } Op;
+
+/* Nodes of a capture that what comes next depends on. */
+typedef struct Frontier {
+    struct Node **nodes;
+    unsigned count;
+} Frontier;
 
 typedef struct Seen { /* once `after` of this stream is known to be done, so is all up to the mark */
     struct Seen *next;
@@ -269,6 +286,7 @@ typedef struct Stream {
     unsigned long long observed; /* the host has learnt that all up to here is done */
     Seen *seen;
     struct Capture *capture;
+    Frontier tails;
 } Stream;
 
 typedef struct Event {
@@ -276,8 +294,8 @@ typedef struct Event {
     Context *context;
     unsigned flags;
     Mark *mark; /* NULL before the first recording */
-    struct Capture *capture; /* recorded inside this capture */
-    struct Node *node;
+    struct Capture *capture; /* last recorded inside this capture, */
+    Frontier after;          /* after these nodes */
 } Event;
 
 Stream *stream_new(Context *context, unsigned flags, int priority);
@@ -289,7 +307,11 @@ CUresult stream_issue(Call *call, Stream *stream, Op *op);
 Op *op_new(Work work, Stream *stream);
 void op_drop(Op *op);
 void stream_observe(Stream *stream, unsigned long long sequence);
+/* The stream waits for a mark, and for those joined to it. */
 void stream_wait_mark(Stream *stream, Mark *mark);
+/* Records a mark in the stream. The caller has a reference. */
+Mark *stream_mark(Stream *stream, Mark *joined);
+bool use_pending(const Use *use);
 bool stream_drained(const Stream *stream);
 void stream_detach(Stream *stream);
 void streams_forget(void);
@@ -297,13 +319,59 @@ double now_ms(void);
 CUresult mark_wait(const Mark *mark);
 void mark_observe(const Mark *mark);
 
-/* ---- What a stream runs (modules.c, memory.c) and what a capture does with it instead (graphs.c) ----------------- */
+/* ---- Kernels (modules.c) --------------------------------------------------------------------------------------- */
 
+/* A kernel of a library, or a function of a module. */
+typedef struct Code {
+    Object object;
+    char *name;
+    struct Loaded *from;
+    int shared_limit;
+} Code;
+
+Use *code_use(Code *code);
+bool code_unloaded(const Code *code);
 void kernel_run(const Op *op);
+void modules_forget(void);
+
+/* ---- Memory (memory.c, mapping.c) ------------------------------------------------------------------------------- */
+
+enum { MAPPING_GRAIN = 2 << 20 };
+
+typedef struct Memory {
+    Object object;
+    char *base;
+    size_t size;
+    int fd;         /* of its bytes, which other processes may map too */
+    Context *owner;
+    Use last;
+    bool open;      /* a mapping: accessible */
+    unsigned opened;/* an IPC mapping: how often; an allocation: handles */
+    int origin_pid, origin_fd;
+    CUmemAllocationHandleType shareable;
+    struct Memory *backing;
+} Memory;
+
 void memory_run(const Op *op);
+void memory_note_use(const Op *op, Stream *stream, unsigned long long sequence);
+size_t memory_free_bytes(void);
+bool memory_take(size_t bytes);
+void memory_give(size_t bytes);
+Memory *memory_find(Kind kind, const void *base);
+int bytes_new(size_t size);
+void memory_forget(void);
+
+/* ---- Captures and graphs (graphs.c) ----------------------------------------------------------------------------- */
+
+/* Whether an unsafe call must be refused; breaks the captures it would have spoilt. */
+bool capture_forbids(Call *call);
+bool capture_blocks_default_stream(Call *call);
 CUresult capture_add(Call *call, Stream *stream, Op *op);
 CUresult capture_record(Call *call, Stream *stream, Event *event, unsigned flags);
 CUresult capture_wait(Call *call, Stream *stream, Event *event, unsigned flags);
 void capture_break(struct Capture *capture);
+/* Executable graphs with a kernel in the context: records of misuse. */
+void graphs_check_end(Call *call, const Context *context);
+void graphs_forget(void);
 
 #endif

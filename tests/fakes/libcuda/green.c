@@ -17,6 +17,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *handle, CUdevResourceDesc desc, CUdevice d
     REQUIRE(flags == CU_GREEN_CTX_DEFAULT_STREAM, CUDA_ERROR_INVALID_VALUE);
     const Descriptor *descriptor = object_of(&call, DESCRIPTOR, desc);
     REQUIRE(descriptor, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(memory_take(options.context_bytes), CUDA_ERROR_OUT_OF_MEMORY);
     primary_retain(true);
     Green *green = object_new(GREEN, sizeof *green);
     Context *context = object_new(GREEN_CONTEXT, sizeof *context);
@@ -46,6 +47,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
     objects_each(STREAM, detach_stream, green->context);
     object_end(green->context);
     object_end(green);
+    memory_give(options.context_bytes);
     primary_release(&call, true);
     return call_result(&call, CUDA_SUCCESS);
 }
@@ -120,11 +122,7 @@ static void gather(void *object, void *with) {
     Stream *stream = object;
     Gathering *it = with;
     if (stream->context != it->context) return;
-    Mark *mark = mark_new(stream, it->marks);
-    Op *op = op_new(RECORD, stream);
-    op->mark = mark_keep(mark);
-    stream_submit(stream, op);
-    it->marks = mark;
+    it->marks = stream_mark(stream, it->marks);
 }
 
 static void submit_wait(void *object, void *with) {

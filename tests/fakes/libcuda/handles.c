@@ -17,7 +17,7 @@ static const char *const NAMES[KINDS] = {
     [GREEN_CONTEXT] = "context of a green context", [DESCRIPTOR] = "resource descriptor", [STREAM] = "stream",
     [EVENT] = "event", [MODULE] = "module", [LIBRARY] = "library", [KERNEL] = "kernel", [FUNCTION] = "function",
     [MEMORY] = "memory", [HOST_MEMORY] = "host memory", [IPC_MEMORY] = "IPC mapping",
-    [ALLOCATION] = "physical allocation", [ADDRESSES] = "address range", [MAPPING] = "mapping", [GRAPH] = "graph",
+    [ALLOCATION] = "physical allocation", [ADDRESSES] = "address range", [MAPPING] = "mapping", [CAPTURE] = "capture", [GRAPH] = "graph",
     [NODE] = "graph node", [EXECUTABLE] = "executable graph",
 };
 

@@ -272,7 +272,7 @@ static CUresult add_sms(Call *call, Descriptor *into, const CUdevResource *resou
 }
 
 CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *handle, CUdevResource *resources, unsigned int count) {
-    CALL(cuDevResourceGenerateDesc, 0, N(count), count && resources ? resources[0].sm.smCount : 0);
+    CALL(cuDevResourceGenerateDesc, 0, count && resources ? resources[0].sm.smCount : 0, N(count));
     REQUIRE(handle && resources && count, CUDA_ERROR_INVALID_VALUE);
     Descriptor made = {.alignment = sm_alignment()};
     unsigned split = 0;

@@ -106,11 +106,23 @@ void op_drop(Op *op) {
 unsigned long long stream_submit(Stream *stream, Op *op) {
     const unsigned long long sequence = ++stream->submitted;
     if (op->work == RECORD) op->mark->sequence = sequence;
+    if (op->work == RUN_KERNEL) *code_use(op->run.code) = (Use){stream, sequence};
+    if (op->work == COPY || op->work == FILL) memory_note_use(op, stream, sequence);
     *stream->last = op;
     stream->last = &op->next;
     pthread_cond_signal(&stream->work);
     return sequence;
 }
+
+Mark *stream_mark(Stream *stream, Mark *joined) {
+    Mark *mark = mark_new(stream, joined);
+    Op *op = op_new(RECORD, stream);
+    op->mark = mark_keep(mark);
+    stream_submit(stream, op);
+    return mark;
+}
+
+bool use_pending(const Use *use) { return use->stream && use->stream->observed < use->sequence; }
 
 void stream_wait_mark(Stream *stream, Mark *marks) {
     for (Mark *mark = marks; mark; mark = mark->joined) {
@@ -213,6 +225,9 @@ Stream *stream_of(Call *call, CUstream handle, CUresult *error) {
         *error = CUDA_ERROR_INVALID_CONTEXT;
         if (!context) misuse(call, "the default stream of no context: none is current to this thread");
         if (!context || !context_of(call, context_handle(context), error)) return NULL;
+        *error = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        if (capture_blocks_default_stream(call)) return NULL;
+        *error = CUDA_SUCCESS;
         if (!context->default_stream) {
             context->default_stream = stream_new(context, CU_STREAM_DEFAULT, 0);
             context->default_stream->object.hidden = true;
@@ -289,7 +304,7 @@ static CUresult refuse_captured(Call *call, Stream *stream) {
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
-    CALL(cuStreamSynchronize, ASYNC, N(handle));
+    CALL(cuStreamSynchronize, ASYNC | UNSAFE, N(handle));
     CUresult error;
     Stream *stream = stream_of(&call, handle, &error);
     if (stream) error = refuse_captured(&call, stream);
@@ -301,7 +316,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 CUresult cuStreamQuery(CUstream handle) {
-    CALL(cuStreamQuery, ASYNC, N(handle));
+    CALL(cuStreamQuery, ASYNC | UNSAFE, N(handle));
     CUresult error;
     Stream *stream = stream_of(&call, handle, &error);
     if (stream) error = refuse_captured(&call, stream);
