@@ -8,6 +8,7 @@ socket (``socket.send_fds``). Importers lose the memory when the exporter ends: 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from smpart.partition.cuda.driver import CudaError, Driver
 
 _NOT_IPC = frozenset({1, 801})
 """What `cuIpcGetMemHandle` says of memory that was not made by `cuMemAlloc`: invalid value, not supported."""
+
+_TOKEN_BYTES = 64
+"""Size of a `CUipcMemHandle` (``CU_IPC_HANDLE_SIZE``), which the bindings keep opaque."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ def export(api: Driver, pointer: int) -> Exported:
     base, size = api("cuMemGetAddressRange", pointer)
     offset = pointer - int(base)
     try:
-        return Exported(size, offset, token=bytes(api("cuIpcGetMemHandle", base).reserved))
+        handle = api("cuIpcGetMemHandle", base)
+        return Exported(size, offset, token=ctypes.string_at(handle.getPtr(), _TOKEN_BYTES))
     except CudaError as error:
         if error.code not in _NOT_IPC:
             raise
@@ -104,7 +109,7 @@ def open_exported(api: Driver, exported: Exported, ordinal: int = 0) -> Mapped:
 
 def _open_token(api: Driver, token: bytes, undo: contextlib.ExitStack) -> int:
     handle = api.api.CUipcMemHandle()
-    handle.reserved = token
+    ctypes.memmove(handle.getPtr(), token, _TOKEN_BYTES)
     lazily = int(api.api.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
     base = api("cuIpcOpenMemHandle", handle, lazily)
     undo.callback(api, "cuIpcCloseMemHandle", base)

@@ -24,8 +24,7 @@ def affinity_context(api: Driver, device: Any, sms: int) -> Any:
     kind = api.api.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT
     if not api("cuDeviceGetExecAffinitySupport", kind, device):
         raise BackendUnavailable(
-            "contexts with execution affinity need an MPS client: start this process under an MPS daemon, "
-            "or use mps"
+            "contexts with execution affinity need an MPS client: start this process under an MPS daemon, or use mps"
         )
     affinity = api.api.CUexecAffinityParam()
     affinity.type = kind

@@ -81,7 +81,6 @@ class OwnDaemon:
         self._bases = _bases() if base is None else (base,)
         self._timeout_s, self._start_s, self._stop_s = timeout_s, start_s, stop_s
         self._home: Path | None = None
-        self._processes: set[Process] = set()
 
     @property
     def control(self) -> Control:
@@ -119,8 +118,7 @@ class OwnDaemon:
             return
         home, self._home = self._home, None
         atexit.unregister(self._stop_at_exit)
-        processes, self._processes = self._processes, set()
-        _end(self._control(home), processes, self._stop_s)
+        _end(self._control(home), self._stop_s)
         shutil.rmtree(home, ignore_errors=True)
 
     def __enter__(self) -> OwnDaemon:
@@ -133,18 +131,12 @@ class OwnDaemon:
     def _launch(self, control: Control) -> None:
         control.launch(self._device, static=self._static)
         until = time.monotonic() + self._start_s
-        daemon = _await(lambda: _daemon_of(control.pipe), until)
-        if daemon is None:
+        _await(lambda: _answers(control) or not _processes_of(control.pipe), until)
+        if not _processes_of(control.pipe):
             raise BackendUnavailable(f"the MPS daemon ended as soon as it had started in {control.pipe}")
-        self._processes.add(daemon)
         control.start_server(os.getuid())
-        if not _await(lambda: self._server_is_active(control), until):
+        if not _await(lambda: _has_active_server(control), until):
             raise BackendUnavailable(f"the MPS server took no clients within {self._start_s:g} s")
-
-    def _server_is_active(self, control: Control) -> bool:
-        servers = control.servers()
-        self._processes.update(each for pid in servers if (each := Process.of(pid)) is not None)
-        return any(control.server_status(server) == "ACTIVE" for server in servers)
 
     def _control(self, home: Path) -> Control:
         return Control(home / "pipe", home / "log", program=self._program, timeout_s=self._timeout_s)
@@ -188,7 +180,10 @@ def foreign_pipe(environ: Mapping[str, str] = os.environ) -> Path:
 
 def is_live(pipe: Path) -> bool:
     """Whether a daemon runs in a pipe directory, as its process id file says."""
-    return _daemon_of(pipe) is not None
+    try:
+        return Process.of(int((pipe / PID_FILE).read_text())) is not None
+    except (OSError, ValueError):
+        return False
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -233,54 +228,64 @@ def sweep(base: Path, *, program: str = PROGRAM, timeout_s: float = 10.0, stop_s
         logger.info("removing %s: its owner, process %d, is gone", home, owner.pid)
         control = Control(home / "pipe", home / "log", program=program, timeout_s=timeout_s)
         try:
-            _end(control, (), stop_s)
+            _end(control, stop_s)
             shutil.rmtree(home, ignore_errors=True)
         except BackendUnavailable as error:
             logger.warning("%s stays: %s", home, error)
 
 
-def _end(control: Control, known: Iterable[Process], stop_s: float) -> None:
+def _end(control: Control, stop_s: float) -> None:
     """Have the daemon quit; then end those of its processes that did not end with it."""
-    processes, daemon = set(known), _daemon_of(control.pipe)
-    if daemon is not None and _serves(daemon, control.pipe):
-        processes.add(daemon)
+    processes = _processes_of(control.pipe)
     try:
-        processes.update(each for pid in control.servers() if (each := Process.of(pid)) is not None)
         control.quit(stop_s)
-        gone = _ended(processes, stop_s)
     except NoDaemon:
-        gone = False
+        pass
     except BackendUnavailable as error:
         logger.warning("the MPS daemon in %s did not quit when asked: %s", control.pipe, error)
-        gone = False
-    for number in () if gone else (signal.SIGTERM, signal.SIGKILL):
+    else:
+        if _ended(processes, stop_s):
+            return
+    for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             process.signal(number)
         if _ended(processes, stop_s):
             return
     left = ", ".join(str(process.pid) for process in sorted(processes) if process.runs())
-    if left:
-        raise BackendUnavailable(f"MPS process {left} of {control.pipe} could not be ended: end it by hand")
+    raise BackendUnavailable(f"MPS process {left} of {control.pipe} could not be ended: end it by hand")
 
 
-def _ended(processes: set[Process], within_s: float) -> bool:
+def _ended(processes: Iterable[Process], within_s: float) -> bool:
     return _await(lambda: not any(process.runs() for process in processes), time.monotonic() + within_s)
 
 
-def _daemon_of(pipe: Path) -> Process | None:
+def _answers(control: Control) -> bool:
     try:
-        return Process.of(int((pipe / PID_FILE).read_text()))
-    except (OSError, ValueError):
-        return None
-
-
-def _serves(daemon: Process, pipe: Path) -> bool:
-    """Whether a process was started with this pipe directory, so that a process id file cannot name a stranger."""
-    try:
-        variables = Path(f"/proc/{daemon.pid}/environ").read_bytes().split(b"\0")
-    except OSError:
+        control.servers()
+    except NoDaemon:
         return False
-    return os.fsencode(f"{PIPE_VARIABLE}={pipe}") in variables
+    return True
+
+
+def _has_active_server(control: Control) -> bool:
+    return any(control.server_status(server) == "ACTIVE" for server in control.servers())
+
+
+def _processes_of(pipe: Path) -> frozenset[Process]:
+    """MPS daemons and servers (not clients) that were started with this pipe directory."""
+    mark = os.fsencode(f"{PIPE_VARIABLE}={pipe}")
+    found = set()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            variables = Path(entry.path, "environ").read_bytes().split(b"\0")
+            words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
+        except OSError:  # ended meanwhile, or somebody else's
+            continue
+        if mark in variables and any(b"nvidia-cuda-mps-" in word for word in words[:4]):
+            found.add(Process.of(int(entry.name)))
+    return frozenset(process for process in found if process is not None)
 
 
 def _await(look: Callable[[], Found], until: float) -> Found:

@@ -1,9 +1,10 @@
 """The fake MPS control program, scripted for a test, and what it must not leave behind."""
 
-import json
+import ast
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,13 +23,17 @@ class FakeMps:
     def __init__(self, root):
         self.base = root / "b"
         self.base.mkdir()
-        self.program = str(PROGRAM)
-        self.variable = str(root / "script.json")
+        # Run by this very interpreter: one that is found on PATH may be a slow wrapper.
+        program = root / PROGRAM.name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{PROGRAM}" "$@"\n')
+        program.chmod(0o700)
+        self.program = str(program)
+        self.variable = str(root / "script")
         self._keys = {}
 
     def script(self, **keys):
         self._keys |= keys
-        Path(self.variable).write_text(json.dumps(self._keys))
+        Path(self.variable).write_text(repr(self._keys))
 
     def fault(self, command, **what):
         self.script(faults={**self._keys.get("faults", {}), command: what})
@@ -39,7 +44,7 @@ class FakeMps:
     def log(self, key):
         """What was recorded under a key: ``launch``, ``command``, ``daemon`` or ``environment``."""
         log = Path(f"{self.variable}.log")
-        entries = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        entries = [ast.literal_eval(line) for line in log.read_text().splitlines()] if log.exists() else []
         return [entry[key] for entry in entries if key in entry]
 
     def homes(self):

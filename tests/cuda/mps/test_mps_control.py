@@ -88,7 +88,7 @@ def test_commands_are_written_as_documented(saying, call, command):
 def test_silence_ends_with_the_time_out_and_with_the_program(fake_mps, name):
     control = Control(fake_mps.base, fake_mps.base, program=fake_mps.program, timeout_s=0.3)
     fake_mps.fault(name, hang=True)
-    with pytest.raises(BackendUnavailable, match=rf"did not answer `[^`]*{name}[^`]*` within 0\.\d+ s: look into control"):
+    with pytest.raises(BackendUnavailable, match=rf"did not answer `[^`]*{name}[^`]*` within 0\.\d s: look"):
         CALLS[name](control)
     assert fake_mps.processes() == []
 
@@ -212,5 +212,3 @@ def test_errors_have_the_names_that_the_driver_header_gives_them():
 
 def test_only_replies_that_name_an_error_are_one():
     assert find("805 clients") is None and find("error 9") is None and find("CUDA_ERROR_UNKNOWN") is None
-
-
