@@ -56,6 +56,9 @@ class PagedCache:
         packing: the forward: where each token goes and what it attends to.
         windows: sliding window of each layer; None learns them from the masks the model asks for, into `learned`.
         horizon: longest sequence to learn them for.
+
+    Attributes:
+        queries: number of query heads and factor of the scores, of every layer seen while learning.
     """
 
     is_compileable = False
@@ -69,6 +72,7 @@ class PagedCache:
         self.windows = windows
         self.horizon = horizon
         self.learned: dict[int, int | None] = {}
+        self.queries: set[tuple[int, float]] = set()
         self.order: list[int] = []
         self._pending: int | None = None
 
@@ -104,6 +108,8 @@ class PagedCache:
         layer, self._pending = self._pending, None
         if layer is None:
             raise UnsupportedModel("an attention layer stores no keys and values of its own (shared or uncached KV)")
+        if self.windows is None:
+            self.queries.add((query.shape[1], scale if scale is not None else query.shape[3] ** -0.5))
         window = self.windows[layer] if self.windows is not None else self._learn(layer, mask)
         return self.packing.attend(self.memory[layer], query, key, value, window, scale)[None]
 

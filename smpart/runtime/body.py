@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from smpart.errors import UsageError
-from smpart.runtime.adapter import ModelAdapter
-from smpart.runtime.batch import NO_ROWS, Batch, Sampler, Segment, StepResult
-from smpart.runtime.board import Board
-from smpart.runtime.packing import Packing
+from smpart.runtime.batch import NO_ROWS, Sampler, Segment, StepResult
+from smpart.runtime.feed import Feed
+from smpart.runtime.packing import Packed
 from smpart.runtime.pause import PausableForward
 from smpart.runtime.sampler import choose
 
 MAX_PAUSED = 8
 """Forwards one body keeps paused at most: each holds its activations."""
 
+Reader = Callable[[], StepResult]
+
 
 class ModelBody:
-    """Runs segments of one model's forwards, on the thread that calls `run`.
+    """Runs segments of one model's forwards, on the thread that calls `run` or `enqueue`.
 
-    Args:
-        memory: KV pages, one tensor a layer, [2, blocks, block_tokens, kv_heads, head_dim], in the model's own type.
-        board: where tokens come from and go to, and the block tables.
+    On a device `enqueue` only queues: nothing in it waits for the device or reads from it.
     """
 
-    def __init__(self, adapter: ModelAdapter, memory: Sequence[Tensor], board: Board) -> None:
-        self.adapter = adapter
-        self._memory = memory
-        self._board = board
-        self._tokens = torch.from_numpy(board.tokens)
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
         self._samplers: dict[int, Sampler] = {}
-        self._paused: dict[int, tuple[PausableForward, Packing]] = {}
-        _check_memory(adapter, memory, board)
+        self._paused: dict[int, tuple[PausableForward, Packed]] = {}
 
     def run(self, payload: Any) -> StepResult:
-        """Run one `Segment`.
+        """Run one `Segment` to its end. Raises as `enqueue` does."""
+        return self.enqueue(payload, None)()
+
+    def enqueue(self, payload: Any, place: Any) -> Reader:
+        """Queue one `Segment` where the lane is; what reads its result once it is over.
 
         Raises:
             UsageError: it resumes a forward that is not paused here, or pauses one too many.
@@ -46,12 +45,12 @@ class ModelBody:
         """
         segment: Segment = payload
         self._samplers.update(segment.samplers)
-        for forward in segment.drop:
-            self._abandon(forward)
-        with torch.inference_mode():
+        with self._feed.at(place), torch.inference_mode():
+            for forward in segment.drop:
+                self._abandon(forward)
             if segment.batch is not None and segment.layers is None:
-                packing = self._pack(segment.batch)
-                return self._sample(self.adapter.forward(self._memory, packing), packing)
+                packing, logits = self._feed.whole(segment.batch)
+                return self._sample(logits, packing)
             return self._advance(segment)
 
     def close(self) -> None:
@@ -59,14 +58,14 @@ class ModelBody:
         for forward in list(self._paused):
             self._abandon(forward)
 
-    def _advance(self, segment: Segment) -> StepResult:
+    def _advance(self, segment: Segment) -> Reader:
         """Start or resume a forward that may pause."""
         if segment.batch is not None:
             if len(self._paused) >= MAX_PAUSED:
                 raise UsageError(f"forward {segment.forward}: {MAX_PAUSED} forwards are paused here already")
             self._abandon(segment.forward)
-            packing = self._pack(segment.batch)
-            forward = PausableForward(lambda: self.adapter.forward(self._memory, packing))
+            packing = self._feed.pack(segment.batch)
+            forward = PausableForward(lambda: self._feed.forward(packing))
         elif segment.forward in self._paused:
             forward, packing = self._paused.pop(segment.forward)
         else:
@@ -75,38 +74,30 @@ class ModelBody:
         if logits is not None:
             return self._sample(logits, packing)
         self._paused[segment.forward] = forward, packing
-        return StepResult(False, NO_ROWS, NO_ROWS)
+        return lambda: StepResult(False, NO_ROWS, NO_ROWS)
 
-    def _pack(self, batch: Batch) -> Packing:
-        return Packing(batch, self._board, self._memory[0].dtype)
-
-    def _sample(self, logits: Tensor, packing: Packing) -> StepResult:
+    def _sample(self, logits: Tensor, packing: Packed) -> Reader:
         slots, at = packing.slots, packing.at
         if not len(slots):
-            return StepResult(True, NO_ROWS, NO_ROWS)
+            return lambda: StepResult(True, NO_ROWS, NO_ROWS)
         samplers = [self._samplers[slot] for slot in slots.tolist()]
-        chosen = choose(logits, samplers, slots, at, self._tokens).fetch()()
-        kept = at < self._board.max_len  # a step run ahead of a request's end may sample past the last position
-        self._board.tokens[slots[kept], at[kept]] = chosen.tokens[kept]
-        return StepResult(
-            True,
-            slots,
-            chosen.tokens,
-            {int(slots[row]): value for row, value in chosen.logprobs.items()},
-            {int(slots[row]): reason for row, reason in chosen.failures.items()},
-        )
+        choice = choose(logits, samplers, slots, at, self._feed.tokens)
+        self._feed.store(packing, choice.tokens)
+        fetched = choice.fetch()
+
+        def read() -> StepResult:
+            chosen = fetched()
+            return StepResult(
+                True,
+                slots,
+                chosen.tokens,
+                {int(slots[row]): value for row, value in chosen.logprobs.items()},
+                {int(slots[row]): reason for row, reason in chosen.failures.items()},
+            )
+
+        return read
 
     def _abandon(self, number: int) -> None:
         forward, _ = self._paused.pop(number, (None, None))
         if forward is not None:
             forward.abandon()
-
-
-def _check_memory(adapter: ModelAdapter, memory: Sequence[Tensor], board: Board) -> None:
-    facts = adapter.facts
-    wanted = (board.block_tokens, facts.kv_heads, facts.head_dim)
-    if len(memory) != facts.layers or any(m.shape[2:] != wanted or m.dtype != facts.dtype for m in memory):
-        raise UsageError(
-            f"KV memory does not fit the model: it needs {facts.layers} layers of {facts.dtype} pages shaped "
-            f"[2, blocks, {', '.join(map(str, wanted))}]"
-        )

@@ -42,6 +42,8 @@ class ModelFacts:
         max_positions: longest sequence the model can serve exactly.
         windows: sliding window of each layer in tokens, None where attention is full.
         dtype: of keys and values.
+        heads: query heads of a layer.
+        scale: factor of attention scores; None: layers differ.
     """
 
     layers: int
@@ -51,6 +53,8 @@ class ModelFacts:
     max_positions: int
     windows: tuple[int | None, ...]
     dtype: torch.dtype
+    heads: int
+    scale: float | None
 
 
 def unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModel:
@@ -72,8 +76,6 @@ def check_structure(model: PreTrainedModel) -> None:
         raise unsupported(model, "it does not use transformers' attention interface")
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise unsupported(model, "its forward cannot select positions (no logits_to_keep)")
-    if model.device.type != "cpu":
-        raise unsupported(model, f"it is on {model.device}; move it to the CPU first (model.to('cpu'))")
 
 
 def decoder_layers(model: PreTrainedModel) -> ModuleList:
@@ -111,12 +113,14 @@ def find_facts(model: PreTrainedModel, cache_name: str, run: Callable[[PagedCach
         cache_name: what its forward calls the KV cache.
         run: runs a packed forward; logits [sampled rows, vocab].
     """
+    if model.device.type != "cpu":
+        raise unsupported(model, f"it is on {model.device}; move it to the CPU first (model.to('cpu'))")
     positions = max_positions(model)
     vocab = int(model.config.get_text_config(decoder=True).vocab_size)
     tokens = torch.randint(vocab, (min(_TOKENS, positions),), generator=torch.Generator().manual_seed(0))
     try:
         plain, keys = _plain(model, cache_name, tokens)
-        where, paged, windows = _paged(run, tokens, keys, min(positions, _LONGEST))
+        where, paged, windows, (heads, scale) = _paged(run, tokens, keys, min(positions, _LONGEST))
         _compare(plain[where], paged)
     except UnsupportedModel as error:
         raise unsupported(model, str(error)) from None
@@ -131,6 +135,8 @@ def find_facts(model: PreTrainedModel, cache_name: str, run: Callable[[PagedCach
         max_positions=positions,
         windows=windows,
         dtype=keys[0].dtype,
+        heads=heads,
+        scale=scale,
     )
 
 
@@ -154,8 +160,8 @@ def _plain(model: PreTrainedModel, cache_name: str, tokens: Tensor) -> tuple[Ten
 
 def _paged(
     run: Callable[[PagedCache], Tensor], tokens: Tensor, keys: list[Tensor], horizon: int
-) -> tuple[list[int], Tensor, tuple[int | None, ...]]:
-    """The same sequence in pieces: positions, logits [positions, vocab] at them, and each layer's window."""
+) -> tuple[list[int], Tensor, tuple[int | None, ...], tuple[int, float | None]]:
+    """The same sequence in pieces: positions, logits [positions, vocab] at them, each layer's window, heads, scale."""
     count = len(tokens)
     blocks = -(-count // _BLOCK)
     board = Board.over(bytearray(Board.size(2, count, _BLOCK)), 2, count, _BLOCK)
@@ -173,6 +179,7 @@ def _paged(
         (second + 1, Batch(np.array([1, 0], np.int32), np.array([7, second + 1], np.int32))),
     ]
     windows: tuple[int | None, ...] | None = None
+    queries: set[tuple[int, float]] = set()
     logits = []
     for _, batch in steps:
         cache = PagedCache(memory, Packing(batch, board, keys[0].dtype), windows, horizon)
@@ -181,10 +188,15 @@ def _paged(
             raise UnsupportedModel("its layers do not each store keys and values once, in order")
         if len(cache.learned) != len(keys) and windows is None:
             raise UnsupportedModel("its attention does not go through transformers' attention interface")
+        queries |= cache.queries
         windows = windows or tuple(cache.learned[i] for i in range(len(keys)))
         logits.append(found[cache.packing.slots.tolist().index(0)])
     assert windows is not None
-    return [position for position, _ in steps], torch.stack(logits), windows
+    heads, scales = zip(*queries, strict=True)
+    if len(set(heads)) != 1:
+        raise UnsupportedModel("its layers differ in query heads")
+    scale = scales[0] if len(set(scales)) == 1 else None
+    return [position for position, _ in steps], torch.stack(logits), windows, (heads[0], scale)
 
 
 def _compare(plain: Tensor, paged: Tensor) -> None:

@@ -16,6 +16,7 @@ from smpart.runtime.adapter import ModelAdapter
 from smpart.runtime.board import Board
 from smpart.runtime.body import ModelBody
 from smpart.runtime.facts import ModelFacts
+from smpart.runtime.feed import HostFeed
 from smpart.runtime.segments import SharedSegment
 from smpart.runtime.sharing import load
 
@@ -47,4 +48,4 @@ def make_body(side: Side, args: ModelArgs, segments: Mapping[str, SharedSegment]
     model = cast(PreTrainedModel, load(args.model, segments["weights"]))
     memory = KVMemory.over(segments["kv"].buffer, args.layout, args.blocks)
     board = Board.over(segments["board"].buffer, args.slots, args.max_len, args.layout.block_tokens)
-    return ModelBody(ModelAdapter(model, args.facts), memory.layers, board)
+    return ModelBody(HostFeed(ModelAdapter(model, args.facts), memory.layers, board))

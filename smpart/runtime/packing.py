@@ -70,11 +70,14 @@ class Packed(Protocol):
         slots, at: int32[m] on the host, for each of them the request and the board position its token goes to.
     """
 
-    tokens: Tensor
     positions: Tensor
     sampled: Tensor
     slots: NDArray[np.int32]
     at: NDArray[np.int32]
+
+    @property
+    def tokens(self) -> Tensor:
+        """See the class. On a device this looks at the board, so ask once a forward."""
 
     def write(self, pages: Tensor, key: Tensor, value: Tensor) -> None:
         """Store new keys and values, each [1, kv_heads, n, head_dim], in a layer's pages."""

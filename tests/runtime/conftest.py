@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from device_rig import CpuQueue, device_feed, place
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -15,6 +16,7 @@ from smpart.runtime.adapter import ModelAdapter
 from smpart.runtime.batch import Batch, Chunk, Sampler, Segment, StepResult
 from smpart.runtime.board import Board
 from smpart.runtime.body import ModelBody
+from smpart.runtime.feed import HostFeed
 from smpart.runtime.sampling import SamplingParams
 
 BLOCK = 16
@@ -25,17 +27,27 @@ def int32(*values: int) -> np.ndarray:
 
 
 class Rig:
-    """One body; requests get slots in order and scattered blocks. Pages start as NaN: no read of theirs may show."""
+    """One body; requests get slots in order and scattered blocks. Pages start as NaN: no read of theirs may show.
 
-    def __init__(self, adapter: ModelAdapter, slots: int = 8, max_len: int = 160, seed: int = 0) -> None:
+    With `device`, the body is one for a device: see device_rig.py.
+    """
+
+    def __init__(
+        self, adapter: ModelAdapter, slots: int = 8, max_len: int = 160, seed: int = 0, *, device: bool = False
+    ) -> None:
         self.adapter = adapter
         self.random = random.Random(seed)
         self.board = Board.over(bytearray(Board.size(slots, max_len, BLOCK)), slots, max_len, BLOCK)
         self.blocks = slots * -(-max_len // BLOCK)
         facts = adapter.facts
-        shape = (2, self.blocks, BLOCK, facts.kv_heads, facts.head_dim)
+        shape = (2, self.blocks + device, BLOCK, facts.kv_heads, facts.head_dim)
         self.memory = [torch.full(shape, torch.nan, dtype=facts.dtype) for _ in range(facts.layers)]
-        self.body = ModelBody(adapter, self.memory, self.board)
+        self.place, self.queue = place(), CpuQueue()
+        if device:
+            self.feed, self.queue = device_feed(adapter, self.board, self.memory)
+        else:
+            self.feed = HostFeed(adapter, self.memory, self.board)
+        self.body = ModelBody(self.feed)
         self.free = self.random.sample(range(self.blocks), self.blocks)
         self.samplers: dict[int, Sampler] = {}
         self.lengths: list[int] = []
@@ -59,11 +71,14 @@ class Rig:
         decode = decode or {}
         batch = Batch(int32(*decode), int32(*decode.values()), tuple(chunks))
         samplers, self.samplers = self.samplers, {}
-        return self.body.run(Segment(self.forward, batch, layers, samplers=samplers))
+        return self._do(Segment(self.forward, batch, layers, samplers=samplers))
 
     def finish(self, forward: int) -> StepResult:
         """Resume a paused forward to its end."""
-        return self.body.run(Segment(forward))
+        return self._do(Segment(forward))
+
+    def _do(self, segment: Segment) -> StepResult:
+        return self.body.enqueue(segment, self.place)()
 
     def serve(self, slot: int, tokens: int) -> list[int]:
         """Prefill and decode one request alone; its output."""
@@ -88,7 +103,7 @@ class Rig:
             action = self.random.choice(("prefill", "decode", "resume", "hybrid"))
             if action == "resume" and paused:
                 forward = self.random.choice(list(paused))
-                result = self.body.run(Segment(forward, layers=self.random.choice((1, None))))
+                result = self._do(Segment(forward, layers=self.random.choice((1, None))))
                 self._count(forward, result, paused, done)
             elif action == "prefill" and chunks and len(paused) < 4:
                 result = self.run(chunks=chunks, layers=self.random.choice((1, 2)))
@@ -108,7 +123,7 @@ class Rig:
 
     def output(self, slot: int, tokens: int) -> list[int]:
         length = self.lengths[slot]
-        return self.board.tokens[slot, length : length + tokens].tolist()
+        return self.feed.tokens[slot, length : length + tokens].tolist()
 
     def _chunk(self, slot: int, start: int) -> Chunk:
         left = self.lengths[slot] - start

@@ -10,8 +10,9 @@ from smpart.errors import UsageError
 from smpart.partition import Body
 from smpart.runtime.adapter import ModelAdapter
 from smpart.runtime.batch import Chunk, Segment
-from smpart.runtime.body import MAX_PAUSED, ModelBody
+from smpart.runtime.body import MAX_PAUSED
 from smpart.runtime.families import random_model
+from smpart.runtime.feed import HostFeed
 from smpart.runtime.sampling import SamplingParams
 
 
@@ -174,7 +175,7 @@ def test_a_step_ahead_past_the_end_of_the_board_writes_nothing(adapter, rig):
 def test_memory_that_does_not_fit_the_model_is_refused(adapter, rig):
     board = rig(adapter).board
     with pytest.raises(UsageError, match="KV memory does not fit"):
-        ModelBody(adapter, [torch.zeros(2, 4, 16, 3, 16)] * 2, board)
+        HostFeed(adapter, [torch.zeros(2, 4, 16, 3, 16)] * 2, board)
 
 
 def test_bfloat16_runs(rig):
