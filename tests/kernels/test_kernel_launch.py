@@ -110,10 +110,10 @@ def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_probe_and_the_meeting_find_every_sm() -> None:
-    device = torch.cuda.get_device_properties(0)
+    device: Any = torch.cuda.get_device_properties(0)
     loaded = kernels.Kernels(f"sm_{device.major}{device.minor}")
     sms, shared = device.multi_processor_count, device.shared_memory_per_block_optin
-    stream = torch.cuda.Stream()
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         sm = torch.full((4 * sms,), -1, dtype=torch.int32, device="cuda")
         span = torch.zeros(8 * sms, dtype=torch.int64, device="cuda")

@@ -13,6 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smpart import kernels
+
 CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "int8": 4, "float64": 5}
 LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
 SENTINEL = 0xA5
@@ -60,11 +62,18 @@ class Case:
         start = -whole.data_ptr() % 16 + offset
         return whole[start : start + len(self.ids) * stride].view(len(self.ids), stride)
 
-    def run(self, gpu: Any, kernel: str, staging: torch.Tensor, threads: int = 64, grid: int = 3) -> None:
-        addresses = np.array([page.data_ptr() for page in self.pages], np.uint64)
+    @property
+    def addresses(self) -> np.ndarray[Any, Any]:
+        return np.array([page.data_ptr() for page in self.pages], np.uint64)
+
+    @property
+    def numbers(self) -> list[np.int32]:
         _, blocks, tokens, heads, dim = self.pages[0].shape
         numbers = [len(self.ids), len(self.pages), blocks, tokens, heads, dim, CODES[self.page], CODES[self.staged]]
-        args = [staging.numpy(), np.int64(staging.stride(0)), addresses, self.ids, *map(np.int32, numbers)]
+        return [np.int32(number) for number in numbers]
+
+    def run(self, gpu: Any, kernel: str, staging: torch.Tensor, threads: int = 64, grid: int = 3) -> None:
+        args = [staging.numpy(), np.int64(staging.stride(0)), self.addresses, self.ids, *self.numbers]
         gpu.device(2)
         gpu.queue(kernel, grid, threads, args, range(2))
         gpu.run()
@@ -266,3 +275,24 @@ shim.shim_run()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode < 0
     assert "__trap" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dim", [64, 10])
+@pytest.mark.parametrize("staged", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("page", ["float32", "float16", "bfloat16"])
+def test_on_a_gpu_the_same_bits_come_out(host_gpu: Any, page: str, staged: str, dim: int) -> None:
+    here = make(3, page, staged, layers=3, blocks=9, tokens=16, heads=2, dim=dim, count=5)
+    there = Case([layer.cuda() for layer in here.pages], here.ids, staged)
+    staging = here.staging()
+    device: Any = torch.cuda.get_device_properties(0)
+    loaded = kernels.Kernels(f"sm_{device.major}{device.minor}")
+    copy, addresses = staging.cuda(), torch.from_numpy(there.addresses.view(np.int64)).cuda()
+    ids, stream = torch.from_numpy(there.ids).cuda(), torch.cuda.current_stream()
+    for kernel in ("gather", "scatter"):
+        here.run(host_gpu, kernel, staging, threads=256, grid=30)
+        args = [copy, np.int64(copy.stride(0)), addresses, ids, *there.numbers]
+        kernels.launch(loaded.function("kv_blocks", kernel), 30, 256, args, stream.cuda_stream)
+        stream.synchronize()
+        assert same_bits(copy.cpu(), staging)
+    assert all(same_bits(far.cpu(), near) for far, near in zip(there.pages, here.pages, strict=True))
