@@ -19,7 +19,6 @@ from smpart.partition.cuda.mps_control import (
     CLIENT_VARIABLES,
     PIPE_VARIABLE,
     PROGRAM,
-    STATIC_PARTITIONS_SINCE,
     same_partition,
 )
 from smpart.partition.cuda.mps_daemon import Daemon, ForeignDaemon, OwnDaemon, foreign_pipe, is_live
@@ -42,6 +41,11 @@ from smpart.partition.split import Side, Split
 
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive process"}
 """`CUcomputemode`."""
+
+_SINCE = {Mode.PERCENTAGE: (11, 0), Mode.AFFINITY: (12, 5), Mode.PARTITION: (13, 1)}
+"""CUDA version of the driver that brought what each mode needs: Volta's MPS and CUDA IPC beside it, `cuCtxCreate_v4`,
+and ``nvidia-cuda-mps-control -S`` with ``sm_partition``.
+"""
 
 _WORKERS = 16
 """Workers in a pool that was not told its splits: each takes a context's memory."""
@@ -274,10 +278,11 @@ class Mps:
             return f"{gpu.name}: shares under MPS need a Volta GPU (compute capability 7.0) or later"
         if self.mode is Mode.PARTITION and gpu.capability < (8, 0):
             return f"{gpu.name}: static partitions need an Ampere GPU (compute capability 8.0) or later"
-        if self.mode is Mode.PARTITION and version < STATIC_PARTITIONS_SINCE:
+        since = _SINCE[self.mode]
+        if version < since:
             return (
-                f"static partitions need a driver of CUDA 13.1 or later; this one is of {version[0]}.{version[1]}: "
-                "update it, or use mps"
+                f"{self.name} needs a driver of CUDA {since[0]}.{since[1]} or later; this one is of "
+                f"{version[0]}.{version[1]}: update it, or use mps"
             )
         if _COMPUTE_MODES.get(self._compute_mode()) == "prohibited":
             return f"{gpu.name} is in compute mode PROHIBITED: as root, nvidia-smi -c DEFAULT"

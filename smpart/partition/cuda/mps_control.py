@@ -34,9 +34,6 @@ CLIENT_VARIABLES = (
 )
 """Meant for one client. In a daemon's environment they become every client's limits."""
 
-STATIC_PARTITIONS_SINCE = (13, 1)
-"""CUDA version of the driver that brought ``-S``, ``sm_partition`` and ``lspart``."""
-
 Parsed = TypeVar("Parsed")
 
 

@@ -234,8 +234,9 @@ PASCAL = Gpu(0, "NVIDIA P100", UUID, 56, 2, 2, (6, 0), 16 << 30)
         ({"gpu": VOLTA, "mode": Mode.PARTITION}, "V100: static partitions need an Ampere GPU"),
         (
             {"mode": Mode.PARTITION, "version": (13, 0)},
-            "CUDA 13.1 or later; this one is of 13.0: update it, or use mps",
+            "mps:partition needs a driver of CUDA 13.1 or later; this one is of 13.0: update it, or use mps",
         ),
+        ({"mode": Mode.AFFINITY, "version": (12, 4)}, "mps:affinity needs a driver of CUDA 12.5"),
         ({"compute_mode": 2}, "PROHIBITED: as root, nvidia-smi -c DEFAULT"),
         ({"program": "no-such-program"}, "no-such-program is not on PATH"),
         ({"foreign": True}, "no MPS daemon runs in .*theirs: start one there"),
@@ -247,7 +248,14 @@ def test_it_says_what_is_missing(backend, options, words):
 
 
 @pytest.mark.parametrize(
-    "options", [{"gpu": VOLTA}, {"version": (12, 4)}, {"compute_mode": 3}, {"mode": Mode.PARTITION}]
+    "options",
+    [
+        {"gpu": VOLTA},
+        {"version": (12, 4)},
+        {"mode": Mode.AFFINITY, "version": (12, 5)},
+        {"compute_mode": 3},
+        {"mode": Mode.PARTITION},
+    ],
 )
 def test_it_says_when_nothing_is(backend, options):
     assert backend(**options).why_unusable() is None
