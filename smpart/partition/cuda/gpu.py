@@ -47,7 +47,7 @@ class Gpu:
         sms = granularity(api, handle, (major, minor))
         return cls(
             handle=handle,
-            name=api("cuDeviceGetName", 256, handle).rstrip(b"\0").decode(),
+            name=api("cuDeviceGetName", 256, handle).split(b"\0")[0].decode(),
             uuid=f"GPU-{uuid.UUID(bytes=bytes(api('cuDeviceGetUuid', handle).bytes))}",
             units=sms.units,
             minimum=sms.minimum,

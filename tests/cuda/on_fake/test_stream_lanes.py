@@ -1,0 +1,199 @@
+"""Lanes on the streams of green contexts: the conformance suite, switches, and a device that is lost."""
+
+import ctypes
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as cu
+from fake_cuda import Fake
+
+from smpart.errors import SmpartError
+from smpart.partition import Side, Split
+from smpart.partition.cuda.driver import driver
+from smpart.partition.cuda.places import Place
+from smpart.partition.cuda.streams import StreamLanes
+from smpart.partition.green import Green
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "partition"))
+from conformance import Case, Gate, ToyBody, checks, collect, exclusive, shared, work
+
+sys.path.pop(0)
+
+HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class OnStream:
+    """A toy body whose work is a host function on the lane's stream: it runs when, and in the order in which, kernels would."""
+
+    def __init__(self, side: Side) -> None:
+        self._toy = ToyBody(side)
+        self._kept: list[Any] = []
+
+    def enqueue(self, payload: Any, place: Place) -> Any:
+        if payload[0] == "refuse":
+            raise ValueError("no such block")
+        box: list[Any] = []
+
+        def run(_: Any) -> None:
+            try:
+                box.append(self._toy.run(payload))
+            except Exception as error:
+                box.append(error)
+
+        function = HostFunction(run)
+        self._kept.append(function)
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        driver()("cuLaunchHostFunc", place.stream, cu.CUhostFn(_ptr=ctypes.addressof(ctypes.c_void_p(address))), 0)
+
+        def read() -> Any:
+            (result,) = box
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        return read
+
+    def close(self) -> None:
+        self._kept.clear()
+
+
+class GreenLanes(StreamLanes):
+    """Lanes that own their places."""
+
+    def __init__(self) -> None:
+        backend = Green()
+        self.places = backend.open()
+        super().__init__(driver(), backend.device(), self.places, OnStream)
+
+    def close(self) -> None:
+        super().close()
+        self.places.close()
+
+
+@pytest.mark.drivers("12.4", "13.0", "13.1")
+@pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__)
+def test_conformance(fake: Fake, check: Any) -> None:
+    check(Case("green", GreenLanes, virtual=False))
+
+
+@pytest.fixture
+def lanes(fake: Fake) -> Any:
+    lanes = GreenLanes()
+    yield lanes
+    lanes.close()
+
+
+def test_a_switch_waits_on_the_device_and_makes_nothing(lanes: GreenLanes, fake: Fake) -> None:
+    one, other = [split for split in lanes.splits() if not split.exclusive][:2]
+    lanes.launch(work(1, Side.DECODE, one))
+    collect(lanes, 1)
+    fake.forget_calls()
+    lanes.launch(work(2, Side.DECODE, other))
+    collect(lanes, 1)
+    assert len(fake.calls("cuStreamWaitEvent")) == 1
+    assert {name for name, *_ in fake.calls()} == {
+        "cuStreamWaitEvent", "cuEventRecord", "cuLaunchHostFunc", "cuEventSynchronize", "cuEventElapsedTime",
+    }  # fmt: skip
+
+
+def test_works_of_a_lane_run_in_order_across_a_switch(lanes: GreenLanes) -> None:
+    one, other = [split for split in lanes.splits() if not split.exclusive][:2]
+    gate = Gate()
+    lanes.launch(work(1, Side.DECODE, one, ("gate", gate.path)))
+    lanes.launch(work(2, Side.DECODE, other))
+    gate.gather(1)
+    assert lanes.wait(lanes.now() + 0.02) == []
+    gate.open()
+    assert [done.work.id for done in collect(lanes, 2)] == [1, 2]
+    gate.close()
+
+
+def test_lanes_of_two_splits_do_not_meet(lanes: GreenLanes) -> None:
+    one, other = [split for split in lanes.splits() if not split.exclusive][:2]
+    gate = Gate()
+    lanes.launch(work(1, Side.PREFILL, one, ("gate", gate.path)))
+    for split in (other, exclusive(lanes, Side.DECODE)):
+        with pytest.raises(SmpartError, match="overlaps"):
+            lanes.launch(work(2, Side.DECODE, split))
+    gate.gather(1)
+    gate.open()
+    collect(lanes, 1)
+    gate.close()
+
+
+def test_what_cannot_be_queued_fails_alone(lanes: GreenLanes) -> None:
+    split = shared(lanes)
+    lanes.launch(work(1, Side.PREFILL, split, ("refuse", None)))
+    lanes.launch(work(2, Side.PREFILL, split))
+    bad, good = collect(lanes, 2)
+    assert bad.fault is not None and not bad.fault.lost and "no such block" in bad.fault.message
+    assert good.result == ("prefill", None)
+
+
+@pytest.mark.parametrize("call", ["cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime", "cuStreamWaitEvent"])
+def test_a_failing_driver_loses_the_work_and_says_so(fake: Fake, call: str) -> None:
+    lanes = GreenLanes()
+    one, other = [split for split in lanes.splits() if not split.exclusive][:2]
+    lanes.launch(work(1, Side.DECODE, one))
+    collect(lanes, 1)
+    fake.fail(call, code=700)
+    lanes.launch(work(2, Side.DECODE, other))
+    (lost,) = collect(lanes, 1)
+    assert lost.fault is not None and lost.fault.lost and call in lost.fault.message
+    with pytest.raises(SmpartError, match=f"device was lost .*{call}.*start this process again"):
+        lanes.launch(work(3, Side.DECODE, other))
+    lanes.close()
+    fake.take_misuse()
+
+
+def test_an_error_of_a_kernel_takes_both_lanes_with_it(fake: Fake) -> None:
+    """It arrives at a later call, whoever makes that."""
+    lanes = GreenLanes()
+    split, gate = shared(lanes), Gate()
+    for side in Side:
+        lanes.launch(work(len(side), side, split, ("gate", gate.path)))
+    gate.gather(2)
+    fake.fail_async(700)
+    gate.open()
+    done = collect(lanes, 2)
+    assert any(c.fault is not None and c.fault.lost for c in done)
+    with pytest.raises(SmpartError, match="device was lost"):
+        lanes.launch(work(7, Side.PREFILL, split))
+    gate.close()
+    lanes.close()
+    fake.excuse_live()
+    fake.take_misuse()
+
+
+def test_events_that_cannot_all_be_made_are_given_back(fake: Fake) -> None:
+    fake.fail("cuEventCreate", nth=17)
+    with Green().open() as places:
+        with pytest.raises(SmpartError, match="cuEventCreate"):
+            StreamLanes(driver(), Green().device(), places, OnStream)
+        assert "event" not in "".join(fake.live())
+
+
+def test_a_body_that_cannot_be_made(fake: Fake) -> None:
+    def bodies(side: Side) -> OnStream:
+        if side is Side.DECODE:
+            raise ValueError("no body today")
+        return OnStream(side)
+
+    before = threading.active_count()
+    with Green().open() as places, pytest.raises(ValueError, match="no body today"):
+        StreamLanes(driver(), Green().device(), places, bodies)
+    assert threading.active_count() == before
+
+
+def test_realised_counts_come_from_the_driver(lanes: GreenLanes, fake: Fake) -> None:
+    split = Split(64, 68)
+    for side in Side:
+        lanes.launch(work(len(side), side, split))
+    collect(lanes, 2)
+    fake.forget_calls()
+    assert lanes.realised(Side.PREFILL) == frozenset(range(64))
+    assert lanes.realised(Side.DECODE) == frozenset(range(64, 132))
+    assert len(fake.calls("cuGreenCtxGetDevResource")) == 2
