@@ -22,6 +22,7 @@ from smpart.partition.cuda.mps_control import (
     same_partition,
 )
 from smpart.partition.cuda.mps_daemon import Daemon, ForeignDaemon, OwnDaemon, foreign_pipe, is_live
+from smpart.partition.cuda.mps_probe import read_back
 from smpart.partition.cuda.mps_shares import (
     CLIENTS_PER_DEVICE,
     Mode,
@@ -229,6 +230,17 @@ class Mps:
     def check(self, seen: Seen, side: Side, split: Split) -> int:
         """The SMs that a worker has, if they are its share. Raises `UsageError`, `BackendUnavailable`; see `check`."""
         return check(seen, self._share(side, split))
+
+    def realise(self, side: Side, split: Split) -> int:
+        """SMs that a worker of one side of a split gets, asked in a short-lived process. Start it first.
+
+        Raises:
+            UsageError: as `worker_environment` does.
+            BackendUnavailable: it gets no context, or not its share; see `check`.
+        """
+        share = self._share(side, split)
+        affinity = share.units if self.mode is Mode.AFFINITY else None
+        return check(read_back(self.worker_environment(side, split), affinity), share)
 
     def _share(self, side: Side, split: Split) -> Share:
         if split not in self.splits() or split.units(side) == 0:

@@ -151,6 +151,19 @@ def test_what_a_worker_read_back_is_checked_against_its_share(backend):
         it.check(Seen(True, 132), Side.DECODE, Split(96, 36))
 
 
+@pytest.mark.parametrize(
+    ("mode", "seen", "affinity"), [(Mode.PERCENTAGE, Seen(True, 36), None), (Mode.AFFINITY, Seen(True, 132, 36), 36)]
+)
+def test_a_share_is_asked_for_in_a_process_of_its_own(fake_mps, backend, monkeypatch, mode, seen, affinity):
+    asked = []
+    monkeypatch.setattr(mps, "read_back", lambda environment, sms: asked.append((environment, sms)) or seen)
+    with backend(mode) as it:
+        assert it.realise(Side.DECODE, Split(96, 36)) == 36
+        assert asked == [(it.worker_environment(Side.DECODE, Split(96, 36)), affinity)]
+        with pytest.raises(BackendUnavailable, match="prefill worker asked for 96 of 132 SMs and has 36"):
+            it.realise(Side.PREFILL, Split(96, 36))
+
+
 def test_partitions_are_made_read_back_and_made_anew(fake_mps, backend):
     fake_mps.script(wrap=True)
     with backend(Mode.PARTITION) as it:

@@ -1,15 +1,18 @@
 """A worker's own part: its context, what it reads back, and memory mapped from another process."""
 
 import ctypes
+import json
 import os
 from types import SimpleNamespace
 
 import pytest
 
 from smpart.errors import BackendUnavailable
-from smpart.partition.cuda.driver import CudaError
+from smpart.partition.cuda import mps_probe
+from smpart.partition.cuda.driver import CudaError, Driver
 from smpart.partition.cuda.ipc import Exported, export, open_exported
 from smpart.partition.cuda.mps_client import affinity_context, look
+from smpart.partition.cuda.mps_probe import read_back
 from smpart.partition.cuda.mps_shares import Seen
 
 bindings = pytest.importorskip("cuda.bindings.driver")
@@ -97,6 +100,55 @@ def test_other_failures_of_reading_back_are_not_hidden(call):
     answers = {"cuDeviceGetAttribute": attributes(), "cuCtxGetExecAffinity": affinity(36)}
     with pytest.raises(CudaError, match=call):
         look(Api(answers, fail=call), 0)
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ('print(\'{"error": "no SMs left"}\')', "got no context: no SMs left"),
+        ("raise SystemExit('cuInit crashed')", "ended with status 1: cuInit crashed"),
+        ("pass", "ended with status 0: it said nothing"),
+        ("__import__('time').sleep(60)", r"said nothing for 0\.5 s, and was ended"),
+    ],
+)
+def test_a_probe_that_fails_says_why(tmp_path, does, words):
+    """The module is another one here, so that it needs no driver."""
+    package = tmp_path / "smpart" / "partition" / "cuda"
+    package.mkdir(parents=True)
+    for folder in (package.parent.parent, package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "mps_probe.py").write_text(does)
+    with pytest.raises(BackendUnavailable, match=words):
+        read_back({"PYTHONPATH": str(tmp_path)}, timeout_s=0.5 if "sleep" in does else 60)
+
+
+def test_a_probe_without_a_driver_says_so(monkeypatch, capsys):
+    def none():
+        raise BackendUnavailable("no NVIDIA driver is installed here")
+
+    monkeypatch.setattr(mps_probe, "driver", none)
+    mps_probe.main([])
+    assert json.loads(capsys.readouterr().out) == {"error": "no NVIDIA driver is installed here"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ends"), [([], ["cuCtxPopCurrent", "cuDevicePrimaryCtxRelease"]), (["36"], ["cuCtxDestroy"])]
+)
+def test_a_probe_prints_what_it_sees_and_gives_its_context_back(monkeypatch, capsys, arguments, ends):
+    class Pushing(Api):
+        current = Driver.current
+
+    api = Pushing(
+        {
+            "cuDeviceGetAttribute": attributes(),
+            "cuCtxGetExecAffinity": affinity(36),
+            "cuDeviceGetExecAffinitySupport": 1,
+        }
+    )
+    monkeypatch.setattr(mps_probe, "driver", lambda: api)
+    mps_probe.main(arguments)
+    assert json.loads(capsys.readouterr().out) == {"mps": True, "sms": 36, "affinity": 36}
+    assert api.names()[-len(ends) :] == ends
 
 
 BASE, SIZE, POINTER = 0x7F0000000000, 4 << 20, 0x7F0000000100

@@ -1,6 +1,7 @@
 """MPS against the fake driver: a worker's context and read-back, and memory that two processes really share."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from smpart.partition.cuda.driver import CudaError, Driver, driver
 from smpart.partition.cuda.gpu import Gpu
 from smpart.partition.cuda.ipc import Exported, export, open_exported
 from smpart.partition.cuda.mps_client import affinity_context, look
+from smpart.partition.cuda.mps_probe import read_back
 from smpart.partition.cuda.mps_shares import Mode, Seen, check
 from smpart.partition.mps import Mps
 
@@ -100,6 +102,22 @@ def test_a_context_that_is_refused_leaves_none(fake: Fake, api: Driver, call: st
         affinity_context(api, 0, 36)
     context = affinity_context(api, 0, 36)  # the process can still be used
     api("cuCtxDestroy", context)
+
+
+@pytest.mark.drivers("12.8", "13.0", "13.1")
+def test_a_probe_in_a_process_of_its_own_sees_its_share_or_that_it_has_none(fake: Fake, tmp_path: Path) -> None:
+    def environment(mps: int) -> dict[str, str]:
+        load = f"import sys; sys.path.insert(0, {str(FAKES)!r}); import fake_cuda\n"
+        folder = tmp_path / str(mps)
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(f"{load}fake_cuda.load({fake.driver!r}).reset(mps={mps})\n")
+        return os.environ | {"PYTHONPATH": str(folder)}
+
+    inside, outside = environment(1), environment(0)
+    assert read_back(inside, 35) == Seen(True, 132, 36)
+    assert read_back(outside) == Seen(False, 132, 132)
+    with pytest.raises(BackendUnavailable, match="got no context: contexts with execution affinity need an MPS client"):
+        read_back(outside, 36)
 
 
 @contextlib.contextmanager
