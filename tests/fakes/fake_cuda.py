@@ -151,6 +151,10 @@ class Fake:
         finally:
             self._library.fake_hold(None)
 
+    def wait_held(self) -> None:
+        """Wait until a call is being held."""
+        self._library.fake_wait_held()
+
     @contextmanager
     def paused(self, stream: int | None = None) -> Iterator[None]:
         """No stream, or not this one, starts further work as long as this lasts."""

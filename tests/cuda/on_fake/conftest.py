@@ -20,7 +20,9 @@ _fake = pytest.StashKey[Fake]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "drivers(*versions): runs on these versions of the fake driver; default 13.0, 13.1")
+    config.addinivalue_line(
+        "markers", "drivers(*versions): runs on these versions of the fake driver; default 13.0, 13.1"
+    )
     config.stash[_fake] = fake_cuda.load(config.getoption("--fake-driver"))
 
 
@@ -38,11 +40,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def driver(pytestconfig: pytest.Config) -> Fake:
-    """The fake, with what ``cuda.core`` keeps for the life of a process already taken: its reference to the primary."""
-    from cuda.core import Device
+    """The fake, initialised, with the reference to the primary context that ``cuda.core`` keeps already taken."""
+    from cuda.bindings import driver as cu
 
     fake = pytestconfig.stash[_fake]
-    Device(0).set_current()
+    cu.cuInit(0)
+    if float(fake.driver) >= 13:  # this cuda.core warns of older ones
+        from cuda.core import Device
+
+        Device(0).set_current()
     return fake
 
 

@@ -30,6 +30,7 @@ static size_t records_count;
 static Fault *faults;
 static char held[64];
 static bool holding;
+static unsigned held_now;
 static CUresult pending, poison;
 static unsigned pending_after;
 
@@ -109,12 +110,20 @@ static void take_green(Call *call, CUgreenCtx handle) {
     call->green = green;
 }
 
+static void stay_held(const char *name) {
+    if (!holding || strcmp(held, name)) return;
+    held_now++;
+    changed();
+    while (holding && !strcmp(held, name)) wait_for_change();
+    held_now--;
+}
+
 Call call_enter(const Function *function, CUgreenCtx green, unsigned count, const long long *args) {
     pthread_mutex_lock(&lock);
     Call call = {.name = function->name};
     write_down(function->name, count, args);
     if (green) take_green(&call, green);
-    while (holding && !strcmp(held, function->name)) wait_for_change();
+    stay_held(function->name);
     CUresult refused = injected(function->name);
     if (!refused && !options.initialised && !(function->flags & BEFORE_INIT)) {
         misuse(&call, "called before cuInit");
@@ -184,6 +193,13 @@ EXPORT void fake_hold(const char *name) {
     holding = name != NULL;
     snprintf(held, sizeof held, "%s", name ? name : "");
     changed();
+    pthread_mutex_unlock(&lock);
+}
+
+/* Returns once a call is being held. */
+EXPORT void fake_wait_held(void) {
+    pthread_mutex_lock(&lock);
+    while (!held_now) wait_for_change();
     pthread_mutex_unlock(&lock);
 }
 

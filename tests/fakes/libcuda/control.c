@@ -32,9 +32,8 @@ EXPORT bool fake_reset(const char *key) {
     pthread_mutex_lock(&lock);
     calls_forget();
     streams_forget();
-    const bool initialised = options.initialised;
     memset(&options, 0, sizeof options);
-    options.initialised = initialised;
+    options.initialised = process_initialised;
     const bool known = gpu_choose(key);
     devices_forget();
     contexts_forget();

@@ -19,6 +19,7 @@ static const Gpu GPUS[] = {
 int driver_version = 13000;
 const Gpu *gpu;
 Options options;
+bool process_initialised;
 static Context *primary;
 
 bool gpu_choose(const char *key) {
@@ -79,7 +80,7 @@ CUresult cuInit(unsigned int flags) {
     CALL(cuInit, BEFORE_INIT, N(flags));
     REQUIRE(!flags, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(gpu, CUDA_ERROR_NO_DEVICE);
-    options.initialised = true;
+    options.initialised = process_initialised = true;
     return CUDA_SUCCESS;
 }
 

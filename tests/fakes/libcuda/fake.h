@@ -157,6 +157,7 @@ typedef struct Context {
 extern int driver_version;
 extern const Gpu *gpu;
 extern Options options;
+extern bool process_initialised; /* cuInit has ever been called */
 
 unsigned fake_primary_retained(void);
 int attribute(CUdevice_attribute name);
