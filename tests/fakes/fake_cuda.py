@@ -23,7 +23,18 @@ from typing import Any
 SOURCES = Path(__file__).with_name("libcuda")
 DRIVERS = ("12.4", "12.8", "13.0", "13.1")
 GPUS = ("a100", "h100", "h100-pcie", "h200", "b200", "rtx4090", "l40s", "rtx5090")
-_FLAGS = ("-shared", "-fPIC", "-O1", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-pthread")
+_FLAGS = (
+    "-shared",
+    "-fPIC",
+    "-O1",
+    "-g",
+    "-std=gnu11",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fvisibility=hidden",
+    "-pthread",
+)
 
 
 def cuda_headers() -> Path:

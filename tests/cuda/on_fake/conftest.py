@@ -8,6 +8,7 @@ A test that breaks rules on purpose takes the records (``fake.take_misuse()``), 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +62,27 @@ def fake(driver: Fake) -> Iterator[Fake]:
     driver.reset()
     assert misuse == []
     assert excused or live == {}
+
+
+@pytest.fixture
+def primary(fake: Fake) -> Iterator[Any]:
+    """The primary context, retained and current."""
+    from cuda.bindings import driver as cu
+    from cuda_calls import ok
+
+    ok(cu.cuInit(0))
+    context = ok(cu.cuDevicePrimaryCtxRetain(0))
+    ok(cu.cuCtxSetCurrent(context))
+    yield context
+    ok(cu.cuCtxSetCurrent(cu.CUcontext(0)))
+    ok(cu.cuDevicePrimaryCtxRelease(0))
+
+
+@pytest.fixture
+def lanes(primary: Any) -> Iterator[Any]:
+    """Both sides of one split (`cuda_calls.Lanes`); the test must leave them drained."""
+    from cuda_calls import Lanes
+
+    made = Lanes()
+    yield made
+    made.close()

@@ -2,7 +2,6 @@
 
 import ctypes
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import fake_cuda
@@ -17,23 +16,6 @@ from hypothesis import strategies as st
 ALL = fake_cuda.DRIVERS
 WORKQUEUE = cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG
 FINE = 1  # CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING
-
-
-@pytest.fixture
-def primary(fake: Fake) -> Iterator[Any]:
-    ok(cu.cuInit(0))
-    context = ok(cu.cuDevicePrimaryCtxRetain(0))
-    ok(cu.cuCtxSetCurrent(context))
-    yield context
-    ok(cu.cuCtxSetCurrent(cu.CUcontext(0)))
-    ok(cu.cuDevicePrimaryCtxRelease(0))
-
-
-@pytest.fixture
-def lanes(primary: Any) -> Iterator[Lanes]:
-    made = Lanes()
-    yield made
-    made.close()
 
 
 def groups(*wanted: tuple[int, ...]) -> list[Any]:
@@ -64,8 +46,13 @@ def found(name: str, asked: int) -> tuple[bool, int]:
 @pytest.mark.drivers(*ALL)
 @pytest.mark.parametrize(
     ("name", "since"),
-    [("cuGreenCtxCreate", 12.4), ("cuGreenCtxStreamCreate", 12.5), ("cuGreenCtxGetId", 13.0)]
-    + [("cuDevSmResourceSplit", 13.1), ("cuStreamGetDevResource", 13.1)],
+    [
+        ("cuGreenCtxCreate", 12.4),
+        ("cuGreenCtxStreamCreate", 12.5),
+        ("cuGreenCtxGetId", 13.0),
+        ("cuDevSmResourceSplit", 13.1),
+        ("cuStreamGetDevResource", 13.1),
+    ],
 )
 def test_a_function_is_there_from_its_version_on(fake: Fake, name: str, since: float) -> None:
     there = float(fake.driver) >= since
@@ -316,7 +303,7 @@ def test_a_handle_of_an_earlier_test_is_known_as_such(fake: Fake) -> None:
     event = ok(cu.cuEventCreate(0))
     fake.reset()
     assert code(cu.cuEventQuery(event)) == "INVALID_HANDLE"
-    assert fake.take_misuse() == ["cuEventQuery: a event of before the last reset"]
+    assert fake.take_misuse() == ["cuEventQuery: this event handle is of before the last reset"]
     ok(cu.cuDevicePrimaryCtxRelease(0))
 
 

@@ -57,7 +57,7 @@ void *object_of(Call *call, Kind kind, const void *handle) {
     else if (!handle)
         misuse(call, "NULL for a %s", NAMES[kind]);
     else if (value >= FIRST && (value - FIRST) / STEP < forgotten)
-        misuse(call, "a %s of before the last reset", NAMES[kind]);
+        misuse(call, "this %s handle is of before the last reset", NAMES[kind]);
     else
         misuse(call, "%p was never a %s", handle, NAMES[kind]);
     return NULL;
