@@ -227,6 +227,19 @@ class Mps:
             environment[PIPE_VARIABLE] = str(self._running().control.pipe / "nobody")
         return environment
 
+    def terminate(self, pid: int) -> None:
+        """End a worker's contexts, whatever they are doing; then its process may be killed without harm to the others.
+
+        Does nothing if the process is no client.
+
+        Raises:
+            BackendUnavailable: not started, or the server could not end them.
+        """
+        control = self._running().control
+        for client in control.processes():
+            if client.pid == pid:
+                control.terminate_client(client.server, pid)
+
     def check(self, seen: Seen, side: Side, split: Split) -> int:
         """The SMs that a worker has, if they are its share. Raises `UsageError`, `BackendUnavailable`; see `check`."""
         return check(seen, self._share(side, split))
@@ -296,8 +309,14 @@ class Mps:
                 f"{self.name} needs a driver of CUDA {since[0]}.{since[1]} or later; this one is of "
                 f"{version[0]}.{version[1]}: update it, or use mps"
             )
-        if _COMPUTE_MODES.get(self._compute_mode()) == "prohibited":
+        compute_mode = _COMPUTE_MODES.get(self._compute_mode())
+        if compute_mode == "prohibited":
             return f"{gpu.name} is in compute mode PROHIBITED: as root, nvidia-smi -c DEFAULT"
+        if compute_mode == "exclusive process" and self.mode is Mode.PARTITION:
+            return (
+                f"{gpu.name} is in compute mode EXCLUSIVE_PROCESS, where the holder of the memory, which stays outside "
+                "static partitions, has no place: as root, nvidia-smi -c DEFAULT"
+            )
         return None
 
     def _why_daemon(self) -> str | None:

@@ -131,9 +131,12 @@ class OwnDaemon:
     def _launch(self, control: Control) -> None:
         control.launch(self._device, static=self._static)
         until = time.monotonic() + self._start_s
-        _await(lambda: _answers(control) or not _processes_of(control.pipe), until)
-        if not _processes_of(control.pipe):
-            raise BackendUnavailable(f"the MPS daemon ended as soon as it had started in {control.pipe}")
+        while not _answers(control):
+            if not (_processes_of(control.pipe) or is_live(control.pipe)):
+                raise BackendUnavailable(f"the MPS daemon ended as soon as it had started in {control.pipe}")
+            if time.monotonic() > until:
+                raise BackendUnavailable(f"the MPS daemon did not answer within {self._start_s:g} s")
+            time.sleep(_POLL_S)
         control.start_server(os.getuid())
         if not _await(lambda: _has_active_server(control), until):
             raise BackendUnavailable(f"the MPS server took no clients within {self._start_s:g} s")

@@ -135,6 +135,21 @@ def test_its_daemon_lives_from_start_to_stop(fake_mps, backend):
     assert fake_mps.homes() == [] and fake_mps.processes() == []
 
 
+def test_a_worker_is_terminated_by_its_server(fake_mps, backend):
+    with backend() as it:
+        fake_mps.script(clients=[{"pid": 41}, {"pid": 42}])
+        it.terminate(42)
+        it.terminate(43)  # not a client
+        (server,) = it._daemon.control.servers()
+        assert [line for line in fake_mps.log("command") if line.startswith("terminate")] == [
+            f"terminate_client {server} 42"
+        ]
+        fake_mps.fault("terminate_client", reply="CUDA_ERROR_MPS_RPC_FAILURE", status=0)
+        with pytest.raises(BackendUnavailable, match="the client lost its MPS server"):
+            it.terminate(41)
+        fake_mps.mend()
+
+
 def test_a_daemon_that_does_not_start_leaves_it_stopped(fake_mps, backend):
     fake_mps.fault("-d", reply="Cannot bind")
     it = backend()
@@ -250,6 +265,7 @@ PASCAL = Gpu(0, "NVIDIA P100", UUID, 56, 2, 2, (6, 0), 16 << 30)
             "mps:partition needs a driver of CUDA 13.1 or later; this one is of 13.0: update it, or use mps",
         ),
         ({"mode": Mode.AFFINITY, "version": (12, 4)}, "mps:affinity needs a driver of CUDA 12.5"),
+        ({"compute_mode": 3, "mode": Mode.PARTITION}, "EXCLUSIVE_PROCESS, where the holder of the memory"),
         ({"compute_mode": 2}, "PROHIBITED: as root, nvidia-smi -c DEFAULT"),
         ({"program": "no-such-program"}, "no-such-program is not on PATH"),
         ({"foreign": True}, "no MPS daemon runs in .*theirs: start one there"),

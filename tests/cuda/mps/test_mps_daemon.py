@@ -63,7 +63,7 @@ def test_it_is_ready_when_started_and_gone_when_stopped(fake_mps, own):
     [
         (False, "-d", {"reply": "Cannot bind"}, "Cannot bind"),
         (False, "-d", {"die": True}, "ended as soon as it had started"),
-        (False, "-d", {"mute": True}, "no MPS daemon answers in"),
+        (False, "-d", {"mute": True}, "did not answer within 0.5 s"),
         (False, "start_server", {"reply": "Failed", "status": 1}, r"refused `start_server.*log ends with: \[control\]"),
         (False, "start_server", {"die": True}, "no reply.*CUDA_ERROR_OUT_OF_MEMORY"),
         (False, "get_server_list", {"reply": "", "status": 0}, "took no clients within 0.5 s"),
