@@ -16,6 +16,7 @@ from smpart.profiler.probe import Probe, Prober, first_look
 from smpart.runtime.adapter import ModelAdapter, model_shape
 from smpart.runtime.board import Board
 from smpart.runtime.children import Zygote
+from smpart.runtime.crew import CoreCrew
 from smpart.runtime.facts import ModelFacts
 from smpart.runtime.model_worker import MODEL_BODY, ModelArgs
 from smpart.runtime.processes import ProcessLanes
@@ -68,15 +69,9 @@ def deploy_real(
         blocks = pool_blocks(kv, layout, max_len, device.memory_bytes)
         segments = _segments(resources, weights, layout.total_bytes(blocks), kv, max_len)
         board = Board.over(segments["board"].buffer, kv.max_requests, max_len, kv.block_tokens)
-        lanes = ProcessLanes(
-            device,
-            backend.splits(),
-            MODEL_BODY,
-            backend.placement(),
-            ModelArgs(weights.dump(), facts, layout, blocks, kv.max_requests, max_len),
-            segments,
-            preload=weights.modules(),
-        )
+        args = ModelArgs(weights.dump(), facts, layout, blocks, kv.max_requests, max_len)
+        crew = CoreCrew(device, backend.splits(), MODEL_BODY, backend.placement(), args)
+        lanes = ProcessLanes(crew, segments, preload=weights.modules())
         resources.callback(lanes.close)
         deployment = Deployment(
             name=name,

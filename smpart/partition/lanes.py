@@ -36,6 +36,10 @@ class Lanes(Protocol):
     depth: int
     """Works of one side that may be in flight (running or queued) at once."""
 
+    @property
+    def epoch(self) -> int:
+        """Grows when what earlier works wrote is lost: a device's memory dies with the process that holds it."""
+
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised, the two exclusive ones included, in order of `Split.prefill`."""
 

@@ -68,6 +68,7 @@ class SimLanes:
     """
 
     depth = 2
+    epoch = 0
 
     def __init__(self, device: Device, splits: Iterable[Split], cost: Cost, factory: BodyFactory) -> None:
         self.device = device

@@ -34,6 +34,7 @@ class ThreadLanes:
     """
 
     depth = 2
+    epoch = 0
 
     def __init__(self, device: Device, splits: Iterable[Split], factory: BodyFactory, placement: Placement) -> None:
         self.device = device

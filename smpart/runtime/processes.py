@@ -1,4 +1,4 @@
-"""Two lanes in two worker processes: `Lanes` on CPU cores, where threads would share one interpreter lock.
+"""Two lanes in worker processes: on CPU cores one a lane (threads would share one interpreter lock), on a GPU one.
 
 The engine's side never blocks except in `wait`. A worker that dies is replaced at once; what it had not finished
 comes back as lost, and the other lane does not notice.
@@ -16,19 +16,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
 
 from smpart.errors import SmpartError
-from smpart.partition.cores import CorePlacement
-from smpart.partition.device import Device
 from smpart.partition.inflight import Inflight
-from smpart.partition.split import Side, Split, nested
+from smpart.partition.split import Side, Split
 from smpart.partition.work import Completion, LaneFault, Work
 from smpart.runtime.channel import Channel
 from smpart.runtime.children import Child, Zygote
+from smpart.runtime.crew import Crew
+from smpart.runtime.messages import Done, Ready
 from smpart.runtime.segments import SharedSegment
-from smpart.runtime.worker import Done, Init, Ready, Task
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +33,14 @@ _DEPTH = 2
 _MOST_DEATHS = 5
 _DEATHS_WINDOW_S = 60.0
 _CLOSE_S = 2.0
-_WORKER = "smpart.runtime.worker:main"
 
 
 class ProcessLanes:
     """`Lanes` over worker processes forked from the zygote. For one caller's thread, except `wake`.
 
     Args:
-        device: its `unit_ids` are what splits share out.
-        splits: every split of the device that can be realised.
-        body: ``module:function`` of a `ProcessBodyFactory`, imported and called in each worker.
-        placement: which CPUs each side of a split has.
-        args: picklable, passed to it.
-        segments: shared memory, passed to it by name. Stays the caller's, and open while the lanes are.
+        crew: how the workers are made and spoken to.
+        segments: shared memory, passed to them by name. Stays the caller's, and open while the lanes are.
         preload: modules of torch or transformers whose memory the workers should share.
 
     Raises:
@@ -59,42 +51,42 @@ class ProcessLanes:
 
     def __init__(
         self,
-        device: Device,
-        splits: Sequence[Split],
-        body: str,
-        placement: CorePlacement,
-        args: Any = None,
+        crew: Crew,
         segments: Mapping[str, SharedSegment] | None = None,
         *,
         preload: Sequence[str] = (),
     ) -> None:
-        self.device = device
-        self._splits = tuple(sorted(splits))
-        self._placement = placement
-        self._inflight = Inflight(self._splits, self.depth)
-        self._lanes: dict[Side, _Lane] = {}
+        self.device = crew.device
+        self._crew = crew
+        self._workers: list[_Worker] = []
+        self._inflight = Inflight((), self.depth)
         self._wake_lock = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._open = True
         try:
-            everywhere = frozenset(cpu for core in placement.cores for cpu in core.cpus)
-            for side in Side:
-                init = Init(side, body, args, tuple(segments or {}), everywhere, device.units)
-                self._lanes[side] = _Lane(init, list((segments or {}).values()), preload)
-            while not all(lane.ready for lane in self._lanes.values()):
+            for team in crew.teams:
+                self._workers.append(_Worker(crew, team, segments or {}, preload))
+            while not all(worker.ready for worker in self._workers):
                 self._poll(None)
-                self._collect()
+                self._pump()
         except BaseException:
             self.close()
             raise
+        self._of = {side: worker for worker in self._workers for side in worker.sides}
+        self._inflight = Inflight(crew.splits(), self.depth, crew.disjoint)
+
+    @property
+    def epoch(self) -> int:
+        """See `Lanes`: on a device the KV memory dies with the process that holds it."""
+        return sum(worker.deaths for worker in self._workers) if self._crew.forgets else 0
 
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised, in order of `Split.prefill`."""
-        return self._splits
+        return self._crew.splits()
 
     def disjoint(self, prefill: Split, decode: Split) -> bool:
-        """Whether two sides under these splits may run at once: units have fixed positions."""
-        return nested(prefill, decode)
+        """See `Lanes`."""
+        return self._crew.disjoint(prefill, decode)
 
     def now(self) -> float:
         """Seconds by `time.monotonic`, which all processes of a machine share."""
@@ -104,7 +96,7 @@ class ProcessLanes:
         """Queue one work; never blocks. Raises `UsageError` (see `Inflight.add`) or, after `close`, `EngineClosed`."""
         self._inflight.add(work)
         try:
-            self._lanes[work.side].launch(work, self._placement.cpus(work.side, work.split))
+            self._of[work.side].launch(work)
         except BaseException:  # a payload that cannot be pickled
             self._inflight.remove(work)
             raise
@@ -131,12 +123,13 @@ class ProcessLanes:
                 os.eventfd_write(self._wake_fd, 1)
 
     def realised(self, side: Side) -> frozenset[int]:
-        """Unit ids that any thread of the side's worker may run on, read back from /proc."""
-        return self._placement.read_back(self._lanes[side].pid)
+        """Unit ids that the side is on, read back from the system."""
+        worker = self._of[side]
+        return self._crew.realised(side, worker.pid, worker.last.get(side))
 
     def pid(self, side: Side) -> int:
         """Process id of the side's worker."""
-        return self._lanes[side].pid
+        return self._of[side].pid
 
     def close(self) -> None:
         """End the workers. Idle ones close their body first; unfinished work is dropped."""
@@ -146,18 +139,18 @@ class ProcessLanes:
             self._open = False
             os.close(self._wake_fd)
         self._inflight.close()
-        for lane in self._lanes.values():
-            lane.ask_to_end()
+        for worker in self._workers:
+            worker.ask_to_end()
         deadline = self.now() + _CLOSE_S
-        for lane in self._lanes.values():
-            lane.end(deadline)
+        for worker in self._workers:
+            worker.end(deadline)
 
     def _poll(self, until: float | None) -> bool:
         """Sleep until something happens or `until`; whether it was a wake."""
         poller = select.poll()
         poller.register(self._wake_fd, select.POLLIN)
-        for lane in self._lanes.values():
-            lane.register(poller)
+        for worker in self._workers:
+            worker.register(poller)
         timeout = None if until is None else max(0.0, until - self.now()) * 1e3
         ready = {fd for fd, _ in poller.poll(timeout)}
         if self._wake_fd not in ready:
@@ -166,42 +159,59 @@ class ProcessLanes:
             os.eventfd_read(self._wake_fd)
         return True
 
-    def _collect(self) -> list[Completion]:
+    def _pump(self) -> list[Completion]:
         try:
-            done = [completion for lane in self._lanes.values() for completion in lane.collect()]
+            return [completion for worker in self._workers for completion in worker.collect()]
         except SmpartError:
             self.close()
             raise
+
+    def _collect(self) -> list[Completion]:
+        done = self._pump()
         for completion in done:
             self._inflight.remove(completion.work)
         return done
 
 
-class _Lane:
-    """One side's worker, what it has in flight, and its replacement when it dies."""
+class _Worker:
+    """A worker process, what it has in flight, and its replacement when it dies.
 
-    def __init__(self, init: Init, segments: list[SharedSegment], preload: Sequence[str]) -> None:
+    Attributes:
+        last: its last work of each side.
+        deaths: how often it was replaced.
+    """
+
+    def __init__(
+        self, crew: Crew, sides: tuple[Side, ...], segments: Mapping[str, SharedSegment], preload: Sequence[str]
+    ) -> None:
+        self.sides = sides
         self.pending: dict[int, Work] = {}
+        self.last: dict[Side, Work] = {}
         self.ready = False
-        self._init = init
+        self.deaths = 0
+        self._crew = crew
         self._segments = segments
         self._preload = preload
-        self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
+        self._recent: deque[float] = deque(maxlen=_MOST_DEATHS)
         self._start()
 
     @property
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def _name(self) -> str:
+        return f"the {self.sides[0]} lane's worker" if len(self.sides) == 1 else "the device's worker"
+
     def register(self, poller: select.poll) -> None:
         """Have a poller notice all that `collect` would see."""
         poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.unsent else 0))
         poller.register(self._child.fd, select.POLLIN)
 
-    def launch(self, work: Work, cpus: frozenset[int]) -> None:
-        self._channel.send(Task(work.id, cpus, work.units, work.payload))
+    def launch(self, work: Work) -> None:
+        self._channel.send(self._crew.message(work))
         self.pending[work.id] = work
-        self._init = replace(self._init, cpus=cpus, units=work.units)  # a replacement must not build on the neighbour's
+        self.last[work.side] = work
 
     def collect(self) -> list[Completion]:
         """What has ended. A worker found dead is replaced, and its works are among it, as lost.
@@ -235,7 +245,7 @@ class _Lane:
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            fds = [theirs.fileno(), *(segment.fd for segment in self._segments)]
+            fds = [theirs.fileno(), *(segment.fd for segment in self._segments.values())]
             try:
                 self._child = self._fork(fds)
             except BaseException:
@@ -243,22 +253,24 @@ class _Lane:
                 raise
         self.ready = False
         self._channel = Channel(ours, blocking=False)
-        self._channel.send(self._init)
+        last = next(iter(self.last.values()), None)
+        self._channel.send(self._crew.first_message(self.sides, tuple(self._segments), last))
 
     def _fork(self, fds: list[int]) -> Child:
         zygote = Zygote.shared()
         try:
-            return zygote.fork(_WORKER, fds, self._preload)
+            return zygote.fork(self._crew.entry, fds, self._preload)
         except SmpartError:
             if zygote.alive:
                 raise
         logger.warning("the process that forks workers ended; starting another")
-        return Zygote.shared().fork(_WORKER, fds, self._preload)
+        return Zygote.shared().fork(self._crew.entry, fds, self._preload)
 
     def _understand(self, message: Ready | Done) -> list[Completion]:
         if isinstance(message, Ready):
             if message.error is not None:
-                raise SmpartError(f"the {self._init.side} lane's worker cannot start: {message.error}")
+                raise SmpartError(f"{self._name} cannot start: {message.error}")
+            self._crew.ready(message.info)
             self.ready = True
             return []
         work = self.pending.pop(message.id)
@@ -269,17 +281,18 @@ class _Lane:
         """Replace a worker that ended; its unfinished works, lost."""
         now = time.monotonic()
         lost = [
-            Completion(work, now, now, fault=LaneFault(f"the {work.side} lane's worker {_manner(code)}", lost=True))
+            Completion(work, now, now, fault=LaneFault(f"{self._name} {_manner(code)}", lost=True))
             for work in self.pending.values()
         ]
-        logger.warning("the %s lane's worker (pid %d) %s; starting another", self._init.side, self.pid, _manner(code))
+        logger.warning("%s (pid %d) %s; starting another", self._name, self.pid, _manner(code))
         self.pending.clear()
         self._channel.close()
         self._child.close()
-        self._deaths.append(now)
-        if len(self._deaths) == _MOST_DEATHS and now - self._deaths[0] < _DEATHS_WINDOW_S:
+        self.deaths += 1
+        self._recent.append(now)
+        if len(self._recent) == _MOST_DEATHS and now - self._recent[0] < _DEATHS_WINDOW_S:
             raise SmpartError(
-                f"the {self._init.side} lane's worker ended {_MOST_DEATHS} times within {_DEATHS_WINDOW_S:.0f} s, "
+                f"{self._name} ended {_MOST_DEATHS} times within {_DEATHS_WINDOW_S:.0f} s, "
                 f"the last time it {_manner(code)}; what it wrote to stderr may say why"
             )
         self._start()

@@ -19,6 +19,7 @@ from smpart.partition.affinity import pin_self
 from smpart.partition.lanes import Body
 from smpart.partition.split import Side
 from smpart.runtime.channel import Channel
+from smpart.runtime.messages import Done, Ready, one_line
 from smpart.runtime.segments import SharedSegment
 
 ProcessBodyFactory = Callable[[Side, Any, Mapping[str, SharedSegment]], Body]
@@ -55,24 +56,6 @@ class Task:
     payload: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The body is built (`error` is None), or cannot be: the worker ends."""
-
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """The end of one task; times by `time.monotonic`. `error` says why there is no result."""
-
-    id: int
-    started: float
-    finished: float
-    result: Any
-    error: str | None = None
-
-
 def main(fds: list[int]) -> None:
     """Run a worker: `fds` are its channel's socket and the segments that `Init` names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -86,7 +69,7 @@ def main(fds: list[int]) -> None:
             body: Body = pkgutil.resolve_name(init.body)(init.side, init.args, segments)
         except Exception as error:
             traceback.print_exc()
-            channel.send(Ready(_line(error)))
+            channel.send(Ready(one_line(error)))
             return
         channel.send(Ready())
         _serve(channel, lane, body)
@@ -101,7 +84,7 @@ def _serve(channel: Channel, lane: _Place, body: Body) -> None:
             try:
                 channel.send(done)
             except Exception as error:  # a result that cannot be pickled
-                channel.send(replace(done, result=None, error=_line(error)))
+                channel.send(replace(done, result=None, error=one_line(error)))
     except EOFError:
         body.close()
 
@@ -115,7 +98,7 @@ def _run(task: Task, lane: _Place, body: Body) -> Done:
         result = body.run(task.payload)
     except Exception as error:
         traceback.print_exc()
-        fault = _line(error)
+        fault = one_line(error)
     return Done(task.id, started, time.monotonic(), result, fault)
 
 
@@ -135,7 +118,3 @@ class _Place:
         if cpus != self._cpus:
             pin_self(cpus)
             self._cpus = cpus
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0] or type(error).__name__

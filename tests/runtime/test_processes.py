@@ -16,6 +16,7 @@ from smpart.errors import SmpartError
 from smpart.partition import Shape, Side, Split, Work, open_backend
 from smpart.partition.cores import Cores
 from smpart.runtime.children import Zygote
+from smpart.runtime.crew import CoreCrew
 from smpart.runtime.processes import ProcessLanes
 from smpart.runtime.segments import SharedSegment
 
@@ -35,9 +36,8 @@ def toy_bodies_can_be_imported(monkeypatch):
 def open_lanes(body: str = "make", args=None, segments=None) -> ProcessLanes:
     backend = open_backend("cores")
     assert isinstance(backend, Cores)
-    return ProcessLanes(
-        backend.device(), backend.splits(), f"toy_bodies:{body}", backend.placement(), args, segments or {}
-    )
+    crew = CoreCrew(backend.device(), backend.splits(), f"toy_bodies:{body}", backend.placement(), args)
+    return ProcessLanes(crew, segments or {})
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_both_lanes_compute_at_once_in_shared_memory():
 
 def test_every_compute_thread_follows_the_split(lanes):
     for split in (exclusive(lanes, Side.DECODE), shared(lanes), exclusive(lanes, Side.DECODE), shared(lanes)):
-        cpus = sorted(lanes._placement.cpus(Side.DECODE, split))
+        cpus = sorted(lanes._crew._placement.cpus(Side.DECODE, split))
         threads = ask(lanes, Side.DECODE, "compute", split=split)
         assert all(affinity == cpus for affinity in threads)
         _, affinity, count = ask(lanes, Side.DECODE, "where", split=split)
@@ -165,7 +165,9 @@ class TestDeath:
             assert completion.fault is not None and completion.fault.lost
             assert "SIGKILL" in completion.fault.message and "\n" not in completion.fault.message
         # The replacement works while the neighbour still stands where it stood.
-        assert ask(lanes, Side.DECODE, "where", split=split)[1] == sorted(lanes._placement.cpus(Side.DECODE, split))
+        assert ask(lanes, Side.DECODE, "where", split=split)[1] == sorted(
+            lanes._crew._placement.cpus(Side.DECODE, split)
+        )
         gate.open()
         (kept,) = collect(lanes, 1)
         assert (kept.work.id, kept.fault) == (1, None)
@@ -302,11 +304,13 @@ def test_a_second_worker_takes_little_memory_of_its_own(lanes):
 SCRIPT = """
 import os, sys
 from smpart.partition import Shape, Side, Split, Work, open_backend
+from smpart.runtime.crew import CoreCrew
 from smpart.runtime.processes import ProcessLanes
 from smpart.runtime.children import Zygote
+from smpart.runtime.crew import CoreCrew
 
 backend = open_backend("cores")
-lanes = ProcessLanes(backend.device(), backend.splits(), "toy_bodies:make", backend.placement())
+lanes = ProcessLanes(CoreCrew(backend.device(), backend.splits(), "toy_bodies:make", backend.placement()))
 whole = Split(0, backend.device().units)
 lanes.launch(Work(1, Side.DECODE, whole, Shape.decode(1, 1), 1.0, ("echo", "hello")))
 (done,) = lanes.wait(None)

@@ -19,6 +19,7 @@ from smpart.partition.cores import Cores
 from smpart.runtime.adapter import ModelAdapter
 from smpart.runtime.batch import Batch, Chunk, Sampler, Segment
 from smpart.runtime.board import Board
+from smpart.runtime.crew import CoreCrew
 from smpart.runtime.model_worker import MODEL_BODY, ModelArgs
 from smpart.runtime.models import load_model
 from smpart.runtime.processes import ProcessLanes
@@ -255,12 +256,9 @@ class Served:
         self.board = Board.over(seen.buffer, slots, max_len, layout.block_tokens)
         backend = open_backend("cores")
         assert isinstance(backend, Cores)
+        args = ModelArgs(dump, facts, layout, blocks, slots, max_len)
         self.lanes = ProcessLanes(
-            backend.device(),
-            backend.splits(),
-            MODEL_BODY,
-            backend.placement(),
-            ModelArgs(dump, facts, layout, blocks, slots, max_len),
+            CoreCrew(backend.device(), backend.splits(), MODEL_BODY, backend.placement(), args),
             {"weights": weights.segment, "kv": self.kv, "board": seen},
             preload=weights.modules(),
         )

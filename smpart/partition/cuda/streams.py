@@ -55,6 +55,7 @@ class StreamLanes:
     """
 
     depth = 2
+    epoch = 0
 
     def __init__(self, driver: Driver, device: Device, places: Places, bodies: Callable[[Side], StreamBody]) -> None:
         self.device = device

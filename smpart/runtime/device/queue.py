@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from torch import Tensor
+
 from smpart.partition.cuda.places import Place
 
 
