@@ -63,7 +63,8 @@ def kernel(module: Any, name: bytes = b"work") -> Any:
 
 def launch(function: Any, stream: Any, grid: int = 1, params: Any = 0) -> tuple[Any, ...]:
     """Launch blocks of 32 threads; the answer."""
-    return cu.cuLaunchKernel(function, grid, 1, 1, 32, 1, 1, 0, stream, params, 0)
+    answer: tuple[Any, ...] = cu.cuLaunchKernel(function, grid, 1, 1, 32, 1, 1, 0, stream, params, 0)
+    return answer
 
 
 class Lanes:

@@ -89,6 +89,20 @@ def test_memory_in_use_is_not_freed(primary: Any, lanes: Lanes, fake: Fake) -> N
     lanes.drain()
 
 
+def test_a_lost_device_is_cleaned_up_without_draining(primary: Any, fake: Fake) -> None:
+    lanes, device, module = Lanes(), ok(cu.cuMemAlloc(512)), ok(cu.cuModuleLoadData(PTX))
+    ok(launch(kernel(module), lanes.streams[0]))
+    ok(cu.cuMemsetD8Async(device, 1, 512, lanes.streams[0]))
+    fake.fail_async(cu.CUresult.CUDA_ERROR_LAUNCH_FAILED)
+    assert code(cu.cuStreamSynchronize(lanes.streams[0])) == "LAUNCH_FAILED"
+    ends = [(cu.cuMemFree, device), (cu.cuModuleUnload, module)]
+    ends += [(cu.cuEventDestroy, event) for event in lanes.events]
+    ends += [(cu.cuStreamDestroy, stream) for stream in lanes.streams]
+    ends += [(cu.cuGreenCtxDestroy, each) for each in lanes.greens]
+    assert {code(end(handle)) for end, handle in ends} == {"LAUNCH_FAILED"}
+    assert (fake.live(), fake.misuse()) == ({"primary context": 1}, [])
+
+
 def test_ipc(primary: Any, fake: Fake) -> None:
     device = ok(cu.cuMemAlloc(4096))
     handle = ok(cu.cuIpcGetMemHandle(device))

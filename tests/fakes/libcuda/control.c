@@ -38,6 +38,7 @@ EXPORT bool fake_reset(const char *key) {
     devices_forget();
     contexts_forget();
     resources_forget();
+    captures_forget();
     graphs_forget();
     modules_forget();
     memory_forget();

@@ -362,7 +362,7 @@ Memory *memory_find(Kind kind, const void *base);
 int bytes_new(size_t size);
 void memory_forget(void);
 
-/* ---- Captures and graphs (graphs.c) ----------------------------------------------------------------------------- */
+/* ---- Captures and graphs (captures.c, graphs.c) ----------------------------------------------------------------------------- */
 
 /* Whether an unsafe call must be refused; breaks the captures it would have spoilt. */
 bool capture_forbids(Call *call);
@@ -373,6 +373,7 @@ CUresult capture_wait(Call *call, Stream *stream, Event *event, unsigned flags);
 void capture_break(struct Capture *capture);
 /* Executable graphs with a kernel in the context: records of misuse. */
 void graphs_check_end(Call *call, const Context *context);
+void captures_forget(void);
 void graphs_forget(void);
 
 #endif

@@ -111,7 +111,7 @@ static void free_bytes(Call *call, Memory *memory) {
         misuse(call, "%s %u is in use by stream %u, which was not drained", kind_name(memory->object.kind),
                memory->object.number, memory->last.stream->object.number);
     object_end(memory);
-    if (pending) return;
+    if (pending || device_poisoned()) return;
     munmap(memory->base, memory->size);
     if (memory->fd >= 0) close(memory->fd);
     memory->base = NULL;
