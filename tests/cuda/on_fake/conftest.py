@@ -5,16 +5,11 @@ A test that breaks rules on purpose takes the records (``fake.take_misuse()``), 
 (``fake.excuse_live()``).
 """
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-
 import fake_cuda
+import pytest
 from fake_cuda import Fake
 
 _fake = pytest.StashKey[Fake]()
