@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
 
@@ -24,6 +24,9 @@ def run(cases: str, *options: str, **variables: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9), reason="older interpreters do not run on NumPy 2.4"
+)
 def test_results_on_the_interpreter():
     run("kernel_cases.py", TRITON_INTERPRET="1")
 
@@ -31,10 +34,6 @@ def test_results_on_the_interpreter():
 @pytest.mark.gpu
 def test_results_on_the_gpu():
     run("kernel_cases.py")
-
-
-def test_kernels_compile_for_the_main_gpu_without_one(tmp_path):
-    run("compile_cases.py", "-k", "90 and bfloat16 and 128", TRITON_CACHE_DIR=str(tmp_path))
 
 
 @pytest.mark.slow
