@@ -87,7 +87,7 @@ def test_tokens_of_a_prompt_that_have_no_logit_are_passed_over():
 
 def test_the_order_is_that_of_generate():
     rows = [([3, 4, 5, 3], [7, 7, 9]), ([1], [])]
-    scores = torch.randn(2, VOCAB) * 2
+    scores = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
     params = SamplingParams(
         temperature=1.5, top_k=9, top_p=0.8, min_p=0.05, repetition_penalty=1.3, frequency_penalty=0.25
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -213,6 +214,25 @@ def test_choosing_never_waits_for_the_device(no_host_reads, device, dtype, alone
             choose(scores[row : row + 1], samplers[row : row + 1], slots[:1], at[:1], tokens)
     assert (choice.tokens.dtype, choice.finite.dtype) == (torch.int32, torch.bool)
     assert choice.tokens.device == choice.finite.device == scores.device
+
+
+class Uploads(TorchDispatchMode):
+    """Counts copies from the host to a device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and args[0].device.type == "cpu":
+            self.count += torch.device((kwargs or {}).get("device", "cpu")).type != "cpu"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("params", "copies"), [([{}, {"top_k": 5}], 0), ([{"logprobs": 2}, {}], 1), (EVERY, 1)])
+def test_a_call_sends_at_most_one_tensor_to_the_device(params, copies):
+    samplers = [Sampler(SamplingParams(**each), len(PROMPT), 5) for each in params]
+    with Uploads() as uploads:
+        choose_rows(logits(len(samplers)).to("meta"), samplers)
+    assert uploads.count - 2 == copies  # the logits and the board are put there first
 
 
 @pytest.mark.gpu
