@@ -66,6 +66,7 @@ class EngineCore:
         self._seeds = np.random.default_rng(seed)
         self._dirty = False
         self._valid_until: float | None = None
+        self._epoch = lanes.epoch
 
     # ---- what callers do
 
@@ -155,6 +156,9 @@ class EngineCore:
         limit = self.now() if self._dirty else self._wait_limit(until)
         self._dirty = False
         self._digest.take(self.state.lanes.wait(limit))
+        if self.state.lanes.epoch != self._epoch:
+            self._epoch = self.state.lanes.epoch
+            self.state.lose_memory()
         launched = self._decide()
         if not launched and until is None:
             self._refuse_to_stall()

@@ -7,21 +7,18 @@ import logging
 from typing import TYPE_CHECKING
 
 from smpart.engine.deployment import Deployment
-from smpart.errors import BackendUnavailable, UnsupportedModel, UsageError
-from smpart.kvcache import KVConfig, KVLayout, pool_blocks
+from smpart.engine.staff import Hire, Job, hire
+from smpart.errors import UnsupportedModel, UsageError
+from smpart.kvcache import KVConfig, KVLayout
 from smpart.partition import Backend
-from smpart.partition.cores import Cores
 from smpart.predictor import OnlinePredictor, Rates, RooflinePrior, calibrate
 from smpart.profiler.probe import Probe, Prober, first_look
 from smpart.runtime.adapter import ModelAdapter, model_shape
 from smpart.runtime.board import Board
 from smpart.runtime.children import Zygote
-from smpart.runtime.crew import CoreCrew
 from smpart.runtime.facts import ModelFacts
-from smpart.runtime.model_worker import MODEL_BODY, ModelArgs
 from smpart.runtime.processes import ProcessLanes
-from smpart.runtime.segments import SharedSegment
-from smpart.runtime.sharing import SharedModel, share_weights
+from smpart.runtime.sharing import share_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,31 +44,29 @@ def deploy_real(
     kv: KVConfig,
     *,
     name: str,
+    hire: Hire = hire,
 ) -> Deployment:
-    """Place a model on two lane workers; measures a few forwards before it returns.
+    """Place a model on lane workers; measures a few forwards before it returns.
+
+    Args:
+        hire: finds the workers for a backend.
 
     Raises:
         UnsupportedModel: the model cannot be served correctly.
         UsageError: limits that cannot hold.
         SmpartError: not enough memory, or the workers cannot start.
     """
-    if not isinstance(backend, Cores):
-        raise BackendUnavailable(f"backend {backend.name!r} runs no model yet; use cores")
     warm_up()
     adapter = ModelAdapter(model)
     adapter.detach()
     facts, shape = adapter.facts, model_shape(model)
-    device = backend.device()
     max_len = _max_len(kv, facts)
     layout = KVLayout(facts.layers, facts.kv_heads, facts.head_dim, _dtype(kv, facts), kv.block_tokens)
     with contextlib.ExitStack() as resources:
         weights = share_weights(model)
-        blocks = pool_blocks(kv, layout, max_len, device.memory_bytes)
-        segments = _segments(resources, weights, layout.total_bytes(blocks), kv, max_len)
-        board = Board.over(segments["board"].buffer, kv.max_requests, max_len, kv.block_tokens)
-        args = ModelArgs(weights.dump(), facts, layout, blocks, kv.max_requests, max_len)
-        crew = CoreCrew(device, backend.splits(), MODEL_BODY, backend.placement(), args)
-        lanes = ProcessLanes(crew, segments, preload=weights.modules())
+        staff = hire(Job(weights, facts, layout, kv, max_len), backend, resources)
+        board = Board.over(staff.segments["board"].buffer, kv.max_requests, max_len, kv.block_tokens)
+        lanes = ProcessLanes(staff.crew, staff.segments, preload=weights.modules())
         resources.callback(lanes.close)
         deployment = Deployment(
             name=name,
@@ -80,9 +75,9 @@ def deploy_real(
             lanes=lanes,
             board=board,
             kv=kv,
-            blocks=blocks,
+            blocks=staff.blocks(),
             model_shape=shape,
-            predictor=OnlinePredictor(RooflinePrior(shape, device)),
+            predictor=OnlinePredictor(RooflinePrior(shape, lanes.device)),
             lead_s=_LEAD_S,
             eos=_eos(model),
             tokenizer=tokenizer,
@@ -104,17 +99,6 @@ def _look(deployment: Deployment) -> list[Probe]:
         deployment.predictor.observe(probe.shape, probe.units, probe.neighbour, 1.0, probe.seconds)
         _log.debug("first look: %s on %d units takes %.1f ms", probe.shape, probe.units, probe.seconds * 1e3)
     return probes
-
-
-def _segments(
-    resources: contextlib.ExitStack, weights: SharedModel, kv_bytes: int, kv: KVConfig, max_len: int
-) -> dict[str, SharedSegment]:
-    """The shared memory of a deployment; what was made here is given back with `resources`."""
-    memory = SharedSegment.create(kv_bytes, "kv")
-    resources.callback(memory.close)
-    board = SharedSegment.create(Board.size(kv.max_requests, max_len, kv.block_tokens), "board")
-    resources.callback(board.close)
-    return {"weights": weights.segment, "kv": memory, "board": board}
 
 
 def _max_len(kv: KVConfig, facts: ModelFacts) -> int:

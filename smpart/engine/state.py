@@ -101,6 +101,17 @@ class EngineState:
             self.drop_dead_forward(int(self.table.forward[row]))
             self.settle(row)
 
+    def lose_memory(self) -> None:
+        """What the lanes had computed is gone, and nothing is in flight: every request starts again, tokens kept."""
+        for forward in list(self.forwards.values()):
+            self.drop(forward)
+        self.dropped.clear()
+        for row in list(self.requests):
+            self.preempt(row)
+        for side in Side:
+            self.forget_samplers(side)
+        self.pool.clear_cached()
+
     def _forget(self, row: int) -> None:
         self.residency.leave(row)
         self.table.give_back(row)

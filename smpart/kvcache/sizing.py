@@ -73,7 +73,15 @@ def default_budget(available_bytes: int, weights_bytes: int, fraction: float = 0
     return int(max(available_bytes - weights_bytes, 0) * fraction)
 
 
-def pool_blocks(config: KVConfig, layout: KVLayout, max_len: int, available_bytes: int, weights_bytes: int = 0) -> int:
+def pool_blocks(
+    config: KVConfig,
+    layout: KVLayout,
+    max_len: int,
+    available_bytes: int,
+    weights_bytes: int = 0,
+    *,
+    fraction: float = 0.5,
+) -> int:
     """Number of blocks for a pool: what the user asked for, or what fits, as far as admitted requests can use it.
 
     Args:
@@ -83,6 +91,7 @@ def pool_blocks(config: KVConfig, layout: KVLayout, max_len: int, available_byte
         max_len: longest prompt and answer together, in tokens.
         available_bytes: memory the process may still use, container limits included.
         weights_bytes: weights that are still to be placed there.
+        fraction: see `default_budget`.
 
     Raises:
         UsageError: not even one request of `max_len` tokens fits, or what was asked for exceeds the memory.
@@ -93,7 +102,7 @@ def pool_blocks(config: KVConfig, layout: KVLayout, max_len: int, available_byte
     elif config.memory_bytes is not None:
         blocks = blocks_that_fit(layout, config.memory_bytes)
     else:
-        budget = default_budget(available_bytes, weights_bytes)
+        budget = default_budget(available_bytes, weights_bytes, fraction)
         blocks = min(blocks_that_fit(layout, budget), config.max_requests * longest)
     wanted, left = layout.total_bytes(blocks), max(available_bytes - weights_bytes, 0)
     if wanted > left:

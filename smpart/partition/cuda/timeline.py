@@ -1,4 +1,4 @@
-"""When work ran, on the host's clock: distances are the device's own, laid along the moments at which they were seen."""
+"""When work ran, on the host's clock: distances are the device's own, laid along the moments at which it was seen."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class OnStream:
-    """A toy body whose work is a host function on the lane's stream: it runs when, and in the order in which, kernels would."""
+    """A toy body whose work is a host function on the lane's stream: it runs when kernels would, and in their order."""
 
     def __init__(self, side: Side) -> None:
         self._toy = ToyBody(side)

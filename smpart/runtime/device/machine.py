@@ -1,0 +1,188 @@
+"""Everything that a device's process holds: the model, KV memory, tokens, and both lanes over them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel
+
+from smpart.kvcache.layout import KVLayout
+from smpart.kvcache.memory import KVMemory
+from smpart.kvcache.sizing import KVConfig, pool_blocks
+from smpart.partition.cuda.driver import Driver
+from smpart.partition.cuda.places import Places
+from smpart.partition.cuda.streams import StreamLanes
+from smpart.partition.device import Device
+from smpart.partition.split import Side, Split
+from smpart.runtime.adapter import ModelAdapter
+from smpart.runtime.board import Board
+from smpart.runtime.body import ModelBody
+from smpart.runtime.device.attention import Attention, AttentionShape, Bucket, Scratch
+from smpart.runtime.device.choosing import choose_attention
+from smpart.runtime.device.feed import DeviceFeed
+from smpart.runtime.device.graphs import DecodeGraphs
+from smpart.runtime.device.queue import Queue
+from smpart.runtime.facts import ModelFacts
+from smpart.runtime.segments import SharedSegment
+from smpart.runtime.sharing import load
+
+logger = logging.getLogger(__name__)
+
+_KV_FRACTION = 0.85
+"""Of the memory that weights and contexts leave; the rest is for activations, graphs and libraries."""
+_GRAPHS_FRACTION = 0.06
+"""Of the device's memory; what MuxWise spends on its graphs (arXiv 2504.14489)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArgs:
+    """What a device's process needs beside the segments ``weights`` and ``board``.
+
+    Attributes:
+        model: from `SharedModel.dump`.
+        facts: as the engine's own adapter found them; the model is not tried again.
+        layout: of the KV memory.
+        kv: the user's wishes for it.
+        max_len: longest prompt and answer together.
+        blocks: KV blocks; None: as many as fit. A process that replaces another must have as many as that one.
+        attention: see `choose_attention`.
+        graphs: whether decode steps are captured.
+        parts: ``module:function`` that opens the device: `Parts` from a `DeviceArgs`.
+    """
+
+    model: bytes
+    facts: ModelFacts
+    layout: KVLayout
+    kv: KVConfig
+    max_len: int
+    blocks: int | None = None
+    attention: str = "auto"
+    graphs: bool = True
+    parts: str = "smpart.runtime.device.cuda:open_parts"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A device that is open, and the little about it that is not the same everywhere.
+
+    Attributes:
+        where: torch's name of it.
+        queue: makes each lane's queue.
+        free_bytes: memory that is free on it now.
+        close: gives it back.
+        notes: for `doctor` and reports.
+    """
+
+    api: Driver
+    device: Device
+    places: Places
+    where: torch.device
+    queue: Callable[[Side], Queue]
+    free_bytes: Callable[[], int]
+    close: Callable[[], None]
+    notes: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What the engine learns of a device's process that is ready.
+
+    Attributes:
+        splits: every split that was made.
+        disjoint: pairs of a prefill and a decode split whose sides may run at once.
+        units: SMs of each side of each split, read back.
+        blocks: KV blocks.
+    """
+
+    splits: tuple[Split, ...]
+    disjoint: frozenset[tuple[Split, Split]]
+    units: Mapping[tuple[Side, Split], int]
+    blocks: int
+    notes: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A device at work."""
+
+    lanes: StreamLanes
+    info: DeviceInfo
+    parts: Parts
+
+    def close(self) -> None:
+        """Let the device finish, and give everything back."""
+        self.lanes.close()
+        self.parts.close()
+
+
+def build(args: DeviceArgs, segments: Mapping[str, SharedSegment]) -> Machine:
+    """Open the device and put the model on it.
+
+    Raises:
+        BackendUnavailable, CudaError: the device cannot be opened.
+        UsageError: KV memory of that size does not fit.
+    """
+    parts: Parts = pkgutil.resolve_name(args.parts)(args)
+    try:
+        return _build(parts, args, segments)
+    except BaseException:
+        parts.close()
+        raise
+
+
+def _build(parts: Parts, args: DeviceArgs, segments: Mapping[str, SharedSegment]) -> Machine:
+    with torch.inference_mode():
+        model = cast(PreTrainedModel, load(args.model, segments["weights"])).to(parts.where)  # type: ignore[arg-type]
+    adapter = ModelAdapter(model, args.facts)
+    board = Board.over(segments["board"].buffer, args.kv.max_requests, args.max_len, args.layout.block_tokens)
+    blocks = args.blocks or pool_blocks(args.kv, args.layout, args.max_len, parts.free_bytes(), fraction=_KV_FRACTION)
+    # One block, slot and column more than anybody may own: where padded rows and steps too far write.
+    memory = torch.zeros(args.layout.total_bytes(blocks + 1), dtype=torch.uint8, device=parts.where)
+    pages = KVMemory.over(memory, args.layout, blocks + 1).layers
+    tokens = torch.zeros((board.slots + 1, board.max_len + 1), dtype=torch.int32, device=parts.where)
+    choice = choose_attention(parts.where, _attention_shape(args), args.attention)
+
+    def body(side: Side) -> ModelBody:
+        queue, scratch = parts.queue(side), Scratch(parts.where)
+
+        def attention(units: int, bucket: Bucket | None) -> Attention:
+            return choice.make(scratch, units, bucket)
+
+        budget = int(parts.device.memory_bytes * _GRAPHS_FRACTION)
+        captured = args.graphs and side is Side.DECODE
+        graphs = DecodeGraphs(queue, board.tables.shape[1], budget) if captured else None
+        return ModelBody(DeviceFeed(adapter, pages, tokens, board, queue, attention, graphs))
+
+    lanes = StreamLanes(parts.api, parts.device, parts.places, body)
+    notes = {**parts.notes, "attention": f"{choice.name} ({choice.reason})", "kv_blocks": blocks}
+    return Machine(lanes, _info(parts.places, blocks, notes), parts)
+
+
+def _attention_shape(args: DeviceArgs) -> AttentionShape:
+    facts = args.facts
+    return AttentionShape(
+        heads=facts.heads,
+        kv_heads=facts.kv_heads,
+        head_dim=facts.head_dim,
+        block_tokens=args.layout.block_tokens,
+        dtype=facts.dtype,
+        scale=facts.scale if facts.scale is not None else 1.0 / math.sqrt(facts.head_dim),
+        windows=tuple(dict.fromkeys(facts.windows)),
+    )
+
+
+def _info(places: Places, blocks: int, notes: Mapping[str, object]) -> DeviceInfo:
+    splits = places.splits()
+    return DeviceInfo(
+        splits,
+        frozenset((p, d) for p in splits for d in splits if places.disjoint(p, d)),
+        {key: places.read_back(place) for key, place in places.all().items()},
+        blocks,
+        notes,
+    )
