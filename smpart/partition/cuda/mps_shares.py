@@ -60,8 +60,8 @@ class Mode(StrEnum):
 def sms_at(percentage: float, whole: int) -> int:
     """SMs that a percentage of a device comes to, rounded down as documented to what the hardware hands out.
 
-    >>> sms_at(73, 132), sms_at(50, 132), sms_at(100, 132)
-    (96, 66, 132)
+    >>> sms_at(73, 132), sms_at(50, 132), sms_at(100, 133)
+    (96, 66, 133)
     """
     return int(whole * percentage / 100) // _GRANULE * _GRANULE if percentage < 100 else whole
 
@@ -140,8 +140,8 @@ def check(seen: Seen, share: Share) -> int:
             f"{asked} and has them all: MPS ignored its share. Does the daemon run, and was the "
             "environment set before the first CUDA call?"
         )
-    slack = 0 if share.mode is Mode.PARTITION else _GRANULE
-    if abs(got - share.units) >= max(slack, 1):
+    step = 1 if share.mode is Mode.PARTITION else _GRANULE
+    if abs(got - share.units) >= step:
         raise BackendUnavailable(f"{asked} and has {got}: this device rounds shares differently; choose another split")
     return got
 

@@ -198,6 +198,10 @@ def test_partitions_are_made_read_back_and_made_anew(fake_mps, backend):
             it.worker_environment(Side.DECODE, Split(96, 32))
         with pytest.raises(UsageError, match="mps:partition makes"):
             it.arrange(Split(96, 36))
+        it.stop()
+        it.start()  # another daemon, which has no partitions yet
+        with pytest.raises(UsageError, match="arrange it first"):
+            it.worker_environment(Side.DECODE, Split(0, 128))
 
 
 def added(fake_mps):

@@ -45,6 +45,10 @@ def test_a_percentage_never_gives_more_than_its_part(percentage, whole):
     assert sms_at(percentage, whole) <= whole * percentage / 100
 
 
+def test_no_limit_is_the_whole_device_even_of_an_odd_number_of_sms():
+    assert [sms_at(percentage, 133) for percentage in (100, 99)] == [133, 130]
+
+
 def test_variables_set_one_limit_and_clear_the_others():
     everything = {
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
