@@ -74,7 +74,8 @@ def _begin(
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Devices, backends and why each is or isn't usable, realised splits, switch cost."""
-    from smpart.bench.doctor import examine, lines, require_realised
+    from smpart.bench.doctor import examine, require_realised
+    from smpart.bench.doctor_lines import lines
     from smpart.bench.output import print_json
 
     facts = examine()

@@ -17,7 +17,7 @@ from fake_nvml import GPUS, FakeNvml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smpart.bench import doctor
+from smpart.bench import doctor, doctor_lines
 from smpart.errors import BackendUnavailable, UsageError
 from smpart.partition.cuda import nvml
 from smpart.partition.cuda.gpm import Activity, Gpm
@@ -169,7 +169,7 @@ def absent(help_with: str) -> None:
         assert str(raised.value) == why
     facts = doctor.examine()
     assert facts["nvml"] == {"missing": why, "gpus": []}
-    assert f"nvml      {why}" in doctor.lines(facts)
+    assert f"nvml      {why}" in doctor_lines.lines(facts)
 
 
 def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +418,7 @@ def test_doctor_tells_of_each_gpu(fake: FakeNvml) -> None:
     assert [gpu["index"] for gpu in section["gpus"]] == [0, 1, 2]
     assert {"pid": 4242, "memory_bytes": 3 << 30} in section["gpus"][0]["processes"]
     json.dumps(facts)
-    text = "\n".join(doctor.lines(facts))
+    text = "\n".join(doctor_lines.lines(facts))
     assert "GPU 0, NVIDIA H200, driver 580.159.03, CUDA 13.0, compute capability 9.0, 139.9 of 140.4 GiB free" in text
     assert "SMs at 345 of 1980 MHz, 31 C, 76 of 700 W" in text
     assert "disturbed: pid 4242 with 3.0 GiB\n" in text and "disturbed: pid 77\n" in text
@@ -429,7 +429,7 @@ def test_doctor_tells_of_each_gpu(fake: FakeNvml) -> None:
 
 def test_doctor_without_a_gpu_or_permission(fake: FakeNvml) -> None:
     fake.reset()
-    assert "nvml      no GPU is visible" in doctor.lines(doctor.examine())
+    assert "nvml      no GPU is visible" in doctor_lines.lines(doctor.examine())
     fake.reset("h200", "h100")
     fake.fail("nvmlDeviceGetHandleByIndex_v2", fake_nvml.NO_PERMISSION, nth=3, forever=True)
     facts = doctor.examine()
@@ -439,13 +439,13 @@ def test_doctor_without_a_gpu_or_permission(fake: FakeNvml) -> None:
         "index": 1,
         "unavailable": {"device": "GPU 1: not permitted here", "processes": "GPU 1: not permitted here"},
     }
-    assert doctor.lines(facts)[-2:] == [
+    assert doctor_lines.lines(facts)[-2:] == [
         "nvml      GPU 1",
         "          not known: device, processes (GPU 1: not permitted here)",
     ]
     fake.reset("h200")
     fake.fail("nvmlDeviceGetCount_v2", fake_nvml.UNKNOWN)
-    assert "nvml      NVML cannot count GPUs: NVML says Unknown Error (999)" in doctor.lines(doctor.examine())
+    assert "nvml      NVML cannot count GPUs: NVML says Unknown Error (999)" in doctor_lines.lines(doctor.examine())
 
 
 # The fake itself

@@ -146,4 +146,7 @@ def driver() -> Driver:
     except RuntimeError as error:
         if type(error).__name__ != "DynamicLibNotFoundError":
             raise
-        raise BackendUnavailable("no NVIDIA driver is installed here (libcuda.so.1 was not found)") from None
+        raise BackendUnavailable(
+            "no NVIDIA driver is installed here (libcuda.so.1 was not found): install one of CUDA 12.4 or later; "
+            "in a container, start it with the host's GPUs"
+        ) from None

@@ -5,10 +5,13 @@ import itertools
 import pytest
 from fake_cuda import Fake
 
+from smpart.bench.doctor import require_realised
+from smpart.bench.realise import realise
 from smpart.errors import BackendUnavailable, SmpartError, UsageError
 from smpart.partition import Backend, Side, Split, open_backend
 from smpart.partition.cuda.driver import CudaError, driver
 from smpart.partition.cuda.gpu import Gpu
+from smpart.partition.cuda.sm_probe import read_sms
 from smpart.partition.green import Green, GreenPlaces
 
 ALL = ("12.4", "12.8", "13.0", "13.1")
@@ -220,3 +223,61 @@ def test_places_are_numbers_for_torch_and_cupy(fake: Fake) -> None:
     with Green().open(step=56) as places:
         assert isinstance(places, GreenPlaces)
         assert len({place.handle for place in places.all().values()}) == len(places.all())
+
+
+@pytest.mark.drivers("13.0", "13.1")
+@pytest.mark.parametrize("gpu", ["h200", "a100", "rtx5090"])
+def test_a_kernel_sees_the_sms_of_every_place(fake: Fake, gpu: str) -> None:
+    fake.reset(gpu)
+    with Green().open() as places:
+        sms = read_sms(driver(), places.gpu, places)
+        assert {key: len(found) for key, found in sms.items()} == {k: p.units for k, p in places.all().items()}
+        places.learn(sms)
+        shared = [split for split in places.splits() if not split.exclusive]
+        assert all(not sms[Side.PREFILL, s] & sms[Side.DECODE, s] for s in shared)
+        assert all(places.disjoint(a, b) for a, b in itertools.pairwise(shared))  # this driver nests them
+    assert not fake.live()
+
+
+@pytest.mark.drivers("13.0")
+def test_whatever_call_of_the_probe_fails_nothing_is_left(fake: Fake) -> None:
+    with Green().open(step=56) as places:
+        before = fake.live()
+        fake.forget_calls()
+        read_sms(driver(), places.gpu, places)
+        for name in sorted({name for name, *_ in fake.calls()} - {"cuCtxPopCurrent", "cuGetErrorString"}):
+            fake.fail(name)
+            with pytest.raises(CudaError, match=name):
+                read_sms(driver(), places.gpu, places)
+            more = sum(fake.live().values()) - sum(before.values())
+            assert more == (name in ("cuMemFree", "cuLibraryUnload")), name
+            if name == "cuStreamSynchronize":  # then nobody can know whether the kernel still runs
+                assert "not drained" in fake.take_misuse()[0]
+            before = fake.live()
+    fake.excuse_live()  # the two that could not be given back
+
+
+@pytest.mark.drivers("13.0", "12.4")
+def test_doctor_makes_every_split_and_says_what_came_of_it(fake: Fake) -> None:
+    facts = realise(Green())
+    splits = [str(split) for split in Green().splits()]
+    assert [each["split"] for each in facts["realised"]] == splits
+    assert all(each["as_asked"] for each in facts["realised"])
+    middle = facts["realised"][8]
+    assert middle["split"] == "64/68" and middle["units"] == {"prefill": 64, "decode": 68}
+    assert len(middle["prefill"]) == 64 and len(middle["decode"]) == 68
+    assert facts["nested"] is True and facts["sms_looked_at"] == "yes" and facts["refused"] == {}
+    assert facts["switch_us"] > 0
+    assert not fake.live()
+
+
+@pytest.mark.drivers("13.0")
+def test_doctor_says_when_lanes_share_sms(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overlapping(api: object, gpu: Gpu, places: GreenPlaces) -> dict[tuple[Side, Split], frozenset[int]]:
+        return {(side, split): frozenset(range(split.units(side))) for side, split in places.all()}
+
+    monkeypatch.setattr("smpart.bench.realise.read_sms", overlapping)
+    facts = realise(Green())
+    assert [each["as_asked"] for each in facts["realised"]] == [True, *[False] * 15, True]
+    with pytest.raises(SmpartError, match=r"splits 8/124, .* were not realised as asked"):
+        require_realised({"backends": [{"name": "green", **facts}]})

@@ -61,6 +61,13 @@ CUresult cuGetErrorName(CUresult code, const char **name) {
 
 CUresult cuGetErrorString(CUresult code, const char **text) { return cuGetErrorName(code, text); }
 
+/* NVRTC asks a driver that is there for tables of its own, without looking whether it knows how. It has none here. */
+EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id) {
+    (void)id;
+    *table = NULL;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
 /* Calls that a fault can be injected into. */
 EXPORT bool fake_knows(const char *name) {
     for (size_t at = 0; at < sizeof SYMBOLS / sizeof *SYMBOLS; at++)
