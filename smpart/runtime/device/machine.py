@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from smpart.kvcache.layout import KVLayout
@@ -30,7 +31,7 @@ from smpart.runtime.device.graphs import DecodeGraphs
 from smpart.runtime.device.queue import Queue
 from smpart.runtime.facts import ModelFacts
 from smpart.runtime.segments import SharedSegment
-from smpart.runtime.sharing import load
+from smpart.runtime.sharing import bytes_of, load
 
 logger = logging.getLogger(__name__)
 
@@ -109,11 +110,18 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A device at work."""
+    """A device at work.
+
+    Attributes:
+        pages: the KV memory of both lanes, one tensor a layer.
+        graphs: the decode lane's; None: steps are not captured.
+    """
 
     lanes: StreamLanes
     info: DeviceInfo
     parts: Parts
+    pages: Sequence[Tensor]
+    graphs: DecodeGraphs | None
 
     def close(self) -> None:
         """Let the device finish, and give everything back."""
@@ -137,8 +145,9 @@ def build(args: DeviceArgs, segments: Mapping[str, SharedSegment]) -> Machine:
 
 
 def _build(parts: Parts, args: DeviceArgs, segments: Mapping[str, SharedSegment]) -> Machine:
-    with torch.inference_mode():
-        model = cast(PreTrainedModel, load(args.model, segments["weights"])).to(parts.where)  # type: ignore[arg-type]
+    # One copy for all weights; the model is then made of views of it.
+    weights = bytes_of(segments["weights"]).to(parts.where)
+    model = cast(PreTrainedModel, load(args.model, weights))
     adapter = ModelAdapter(model, args.facts)
     board = Board.over(segments["board"].buffer, args.kv.max_requests, args.max_len, args.layout.block_tokens)
     blocks = args.blocks or pool_blocks(args.kv, args.layout, args.max_len, parts.free_bytes(), fraction=_KV_FRACTION)
@@ -147,21 +156,22 @@ def _build(parts: Parts, args: DeviceArgs, segments: Mapping[str, SharedSegment]
     pages = KVMemory.over(memory, args.layout, blocks + 1).layers
     tokens = torch.zeros((board.slots + 1, board.max_len + 1), dtype=torch.int32, device=parts.where)
     choice = choose_attention(parts.where, _attention_shape(args), args.attention)
+    queues = {side: parts.queue(side) for side in Side}
+    budget = int(parts.device.memory_bytes * _GRAPHS_FRACTION)
+    graphs = DecodeGraphs(queues[Side.DECODE], board.tables.shape[1], budget) if args.graphs else None
 
     def body(side: Side) -> ModelBody:
-        queue, scratch = parts.queue(side), Scratch(parts.where)
+        scratch = Scratch(parts.where)
 
         def attention(units: int, bucket: Bucket | None) -> Attention:
             return choice.make(scratch, units, bucket)
 
-        budget = int(parts.device.memory_bytes * _GRAPHS_FRACTION)
-        captured = args.graphs and side is Side.DECODE
-        graphs = DecodeGraphs(queue, board.tables.shape[1], budget) if captured else None
-        return ModelBody(DeviceFeed(adapter, pages, tokens, board, queue, attention, graphs))
+        captured = graphs if side is Side.DECODE else None
+        return ModelBody(DeviceFeed(adapter, pages, tokens, board, queues[side], attention, captured))
 
     lanes = StreamLanes(parts.api, parts.device, parts.places, body)
     notes = {**parts.notes, "attention": f"{choice.name} ({choice.reason})", "kv_blocks": blocks}
-    return Machine(lanes, _info(parts.places, blocks, notes), parts)
+    return Machine(lanes, _info(parts.places, blocks, notes), parts, pages, graphs)
 
 
 def _attention_shape(args: DeviceArgs) -> AttentionShape:
