@@ -18,7 +18,7 @@ from smpart.runtime.body import ModelBody
 from smpart.runtime.facts import ModelFacts
 from smpart.runtime.feed import HostFeed
 from smpart.runtime.segments import SharedSegment
-from smpart.runtime.sharing import load
+from smpart.runtime.sharing import bytes_of, load
 
 MODEL_BODY = "smpart.runtime.model_worker:make_body"
 """`ProcessLanes`'s `body` for a model; its `args` are `ModelArgs`, its `segments` ``weights``, ``kv`` and ``board``."""
@@ -45,7 +45,7 @@ class ModelArgs:
 
 def make_body(side: Side, args: ModelArgs, segments: Mapping[str, SharedSegment]) -> Body:
     """Build the body. Copies neither weights nor KV."""
-    model = cast(PreTrainedModel, load(args.model, segments["weights"]))
+    model = cast(PreTrainedModel, load(args.model, bytes_of(segments["weights"])))
     memory = KVMemory.over(segments["kv"].buffer, args.layout, args.blocks)
     board = Board.over(segments["board"].buffer, args.slots, args.max_len, args.layout.block_tokens)
     return ModelBody(HostFeed(ModelAdapter(model, args.facts), memory.layers, board))

@@ -91,7 +91,7 @@ def share_weights(model: nn.Module) -> SharedModel:
     offsets = list(_offsets(spans))
     size = max(1, offsets[-1] + spans[-1].stop - spans[-1].start) if spans else 1
     segment = SharedSegment.create(size, "weights", frees=size)
-    memory = torch.frombuffer(segment.buffer, dtype=torch.uint8)
+    memory = bytes_of(segment)
     for span, offset in zip(spans, offsets, strict=True):
         memory[offset : offset + span.stop - span.start] = span.bytes()
         for tensor, start in span.tensors:
@@ -103,10 +103,19 @@ def share_weights(model: nn.Module) -> SharedModel:
     return shared
 
 
-def load(data: bytes, segment: SharedSegment) -> nn.Module:
-    """Rebuild a model from `SharedModel.dump`, its weights being views of `segment`: do not write to them."""
-    model: nn.Module = _Unpickler(io.BytesIO(data), segment).load()
+def load(data: bytes, weights: Tensor) -> nn.Module:
+    """Rebuild a model from `SharedModel.dump`, its weights being views of the given ones: do not write to them.
+
+    Args:
+        weights: uint8[bytes], what the segment holds, on any device, from its storage's first byte on.
+    """
+    model: nn.Module = _Unpickler(io.BytesIO(data), weights).load()
     return model
+
+
+def bytes_of(segment: SharedSegment) -> Tensor:
+    """uint8[bytes], the segment's memory itself."""
+    return torch.frombuffer(segment.buffer, dtype=torch.uint8)
 
 
 class _Span:
@@ -172,7 +181,7 @@ def _offsets(spans: list[_Span]) -> Iterator[int]:
 
 def _view(memory: Tensor, offset: int, dtype: torch.dtype, shape: Any, stride: Any) -> Tensor:
     """A tensor over the bytes of `memory` from `offset` on."""
-    empty = torch.empty(0, dtype=dtype)
+    empty = torch.empty(0, dtype=dtype, device=memory.device)
     return empty.set_(memory.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
 
@@ -231,9 +240,9 @@ def _observes(hook: Any) -> bool:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, segment: SharedSegment) -> None:
+    def __init__(self, file: io.BytesIO, weights: Tensor) -> None:
         super().__init__(file)
-        self._memory = torch.frombuffer(segment.buffer, dtype=torch.uint8)
+        self._memory = weights
         self._made: dict[int, Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Tensor:

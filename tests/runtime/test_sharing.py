@@ -25,7 +25,7 @@ from smpart.runtime.models import load_model
 from smpart.runtime.processes import ProcessLanes
 from smpart.runtime.sampling import SamplingParams
 from smpart.runtime.segments import SharedSegment
-from smpart.runtime.sharing import load, share_weights
+from smpart.runtime.sharing import bytes_of, load, share_weights
 
 PROMPT = torch.randint(0, 128, (1, 11), generator=torch.Generator().manual_seed(3))
 
@@ -68,7 +68,7 @@ def test_same_model_before_and_after_here_and_rebuilt(make):
     expected = logits(model)
 
     shared = share_weights(model)
-    rebuilt = load(shared.dump(), shared.segment)
+    rebuilt = load(shared.dump(), bytes_of(shared.segment))
 
     assert all(parameters[name] is parameter for name, parameter in model.named_parameters())
     for each in (model, rebuilt):
@@ -83,7 +83,7 @@ def test_same_model_before_and_after_here_and_rebuilt(make):
 def test_nothing_is_there_twice():
     model = llama(tied=True)
     shared = share_weights(model)
-    rebuilt = load(shared.dump(), shared.segment)
+    rebuilt = load(shared.dump(), bytes_of(shared.segment))
     tensors = [*model.parameters(), *model.buffers()]
     assert all(shared.holds(tensor) for tensor in tensors)
     assert all(shared.holds(tensor) for tensor in [*rebuilt.parameters(), *rebuilt.buffers()])
@@ -98,7 +98,7 @@ def test_nothing_is_there_twice():
 def test_non_persistent_buffers_come_back():
     model = llama()
     shared = share_weights(model)
-    rebuilt = load(shared.dump(), shared.segment)
+    rebuilt = load(shared.dump(), bytes_of(shared.segment))
     assert "model.rotary_emb.inv_freq" not in model.state_dict()
     assert torch.equal(rebuilt.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq)
 
@@ -106,7 +106,7 @@ def test_non_persistent_buffers_come_back():
 def test_tied_weights_stay_one_tensor():
     model = llama(tied=True)
     shared = share_weights(model)
-    rebuilt = load(shared.dump(), shared.segment)
+    rebuilt = load(shared.dump(), bytes_of(shared.segment))
     for each in (model, rebuilt):
         assert each.lm_head.weight is each.model.embed_tokens.weight
         assert isinstance(each.lm_head.weight, nn.Parameter)
@@ -133,7 +133,7 @@ def test_views_holes_and_odd_tensors():
     model = Odd()
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     shared = share_weights(model)
-    rebuilt = load(shared.dump(), shared.segment)
+    rebuilt = load(shared.dump(), bytes_of(shared.segment))
     assert shared.segment.size < 1000 * 4, "the hole in the middle came along"
     for each in (model, rebuilt):
         assert all(torch.equal(value, expected[name]) for name, value in each.state_dict().items())
@@ -153,7 +153,7 @@ def test_sharing_again_finds_it_done_and_a_changed_model_is_shared_anew():
     expected = logits(model)
     second = share_weights(model)
     assert second is not first
-    assert torch.equal(logits(load(second.dump(), second.segment)), expected)
+    assert torch.equal(logits(load(second.dump(), bytes_of(second.segment))), expected)
 
 
 def test_memory_goes_with_the_model():
@@ -173,7 +173,7 @@ def test_hooks_of_smpart_and_observers_of_transformers_do_not_matter():
         expected = model(PROMPT, output_hidden_states=True).logits  # transformers installs its capturing hooks here
     adapter = ModelAdapter(model)
     shared = share_weights(model)
-    rebuilt = load(shared.dump(), shared.segment)
+    rebuilt = load(shared.dump(), bytes_of(shared.segment))
     ModelAdapter(rebuilt, adapter.facts).detach()
     adapter.detach()
     assert torch.equal(logits(rebuilt), expected)
@@ -236,7 +236,7 @@ def test_weights_made_in_inference_mode():
         model = llama()
     expected = logits(model)
     shared = share_weights(model)
-    assert torch.equal(logits(load(shared.dump(), shared.segment)), expected)
+    assert torch.equal(logits(load(shared.dump(), bytes_of(shared.segment))), expected)
     assert torch.equal(logits(model), expected)
 
 
