@@ -22,8 +22,8 @@ NEEDED = {"gcc": shutil.which("gcc"), "cuda-python": find_spec("cuda"), "nvidia-
 def test_on_the_fake_driver(version: str) -> None:
     options = os.environ.get("SMPART_COVERAGE")
     runner = [] if options is None else ["-m", "coverage", "run", "--parallel-mode", *options.split()]
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cuda/on_fake", "--fake-driver", version]
-    command = [sys.executable, "-X", "faulthandler", *runner, *tests]
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-disable", "tests/cuda/on_fake"]
+    command = [sys.executable, "-X", "faulthandler", *runner, *tests, "--fake-driver", version]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if run.returncode:
         pytest.fail(f"{' '.join(command)}\n{run.stdout[-8000:]}\n{run.stderr[-2000:]}", pytrace=False)
