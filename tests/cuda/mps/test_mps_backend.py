@@ -270,6 +270,7 @@ PASCAL = Gpu(0, "NVIDIA P100", UUID, 56, 2, 2, (6, 0), 16 << 30)
         ),
         ({"mode": Mode.AFFINITY, "version": (12, 4)}, "mps:affinity needs a driver of CUDA 12.5"),
         ({"compute_mode": 3, "mode": Mode.PARTITION}, "EXCLUSIVE_PROCESS, where the holder of the memory"),
+        ({"version": (10, 2)}, "mps needs a driver of CUDA 11.0 or later; this one is of 10.2"),
         ({"compute_mode": 2}, "PROHIBITED: as root, nvidia-smi -c DEFAULT"),
         ({"program": "no-such-program"}, "no-such-program is not on PATH"),
         ({"foreign": True}, "no MPS daemon runs in .*theirs: start one there"),

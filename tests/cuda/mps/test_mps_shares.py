@@ -193,6 +193,12 @@ def test_a_ladder_fits_its_workers_and_keeps_the_ends(sms, workers):
     assert len(chosen) == min(len(known), 2 + (workers - 2) // 2)
 
 
+def test_a_ladder_is_the_same_from_both_ends():
+    for workers in (4, 6, 10, 16):  # the middle of 65 shared splits, and thirds, fifths and eighths of 66 steps
+        sides = [(split.prefill, split.decode) for split in ladder(feasible_splits(132, 2, 2), workers)]
+        assert all(abs(p - d) <= 2 for (p, _), (_, d) in zip(sides, reversed(sides), strict=True))
+
+
 def test_a_ladder_needs_a_shared_split():
     with pytest.raises(UsageError, match="3 workers: two serve the exclusive splits"):
         ladder(feasible_splits(132, 2, 2), 3)
