@@ -6,18 +6,16 @@
 
 namespace {
 
-__device__ bool asked(const int* stop) { return *static_cast<const volatile int*>(stop) != 0; }
-
 // Runs bursts until told to stop; naps between them so that bursts fill `duty` percent of the time.
 template <class Burst>
 __device__ void contend(const int* stop, long long bursts, int duty, long long* done, Burst burst) {
     duty = duty < 1 ? 1 : duty;  // 0 would be one endless nap
     long long finished = 0;
-    for (; finished < bursts && !asked(stop); ++finished) {
+    for (; finished < bursts && peek(stop) == 0; ++finished) {
         const long long began = clock64();
         burst();
         const long long busy = clock64() - began;
-        while ((clock64() - began) * duty < busy * 100 && !asked(stop)) __nanosleep(200);
+        while ((clock64() - began) * duty < busy * 100 && peek(stop) == 0) __nanosleep(200);
     }
     if (threadIdx.x == 0) done[blockIdx.x] = finished;
 }

@@ -18,6 +18,12 @@ __device__ __forceinline__ unsigned long long now_ns() {
     return now;
 }
 
+// What lies at an address now, whoever wrote it.
+template <class T>
+__device__ __forceinline__ T peek(const T* at) {
+    return *static_cast<const volatile T*>(at);
+}
+
 #else
 #include "host_shim.h"
 #endif
@@ -37,12 +43,13 @@ class Patience {
         const unsigned long long now = now_ns();
         if (now - last_ > longest_) longest_ = now - last_;
         last_ = now;
-        return now - started_ < ns_ && --polls_ > 0;
+        if (polls_ > 0) --polls_;
+        return now - started_ < ns_ && polls_ > 0;
     }
 
     __device__ unsigned long long started() const { return started_; }
     __device__ unsigned long long last() const { return last_; }
-    // The longest time between two polls: how long this thread may have been off its SM.
+    // The longest time between two polls so far: how long this thread may have been off its SM.
     __device__ unsigned long long longest_gap() const { return longest_; }
 
   private:

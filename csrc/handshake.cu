@@ -1,8 +1,8 @@
 // A proof that two lanes share no SM, which does not trust %smid.
 //
-// Blocks of both lanes meet through one 64-bit word in global memory. Every block asks for so much dynamic shared memory
-// that two cannot be on one SM (MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: more than half of an SM's on every GPU so far). A
-// block that arrives adds itself to its lane's count and stays until the meeting is decided:
+// Blocks of both lanes meet through one 64-bit word in global memory. Every block asks for so much dynamic shared
+// memory that two cannot be on one SM (MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: more than half of an SM's on every GPU so
+// far). A block that arrives adds itself to its lane's count and stays until the meeting is decided:
 //
 //     MET     the word equals what is wanted: both counts are complete, and nobody has given up
 //     MISSED  a block ran out of time and set the MISSED bit, by a swap that fails if any count changed meanwhile
@@ -22,10 +22,11 @@
 // and 1 could not have been met. This is sound where a lane's set of SMs is fixed (green contexts, static MPS
 // partitions). Under an MPS percentage a lane is any N SMs: 1 to 3 then show the sizes, and that full lanes are apart.
 //
-// Time slicing could fake 1: a block switched out with its context still counts as arrived. So after MET each block
-// stays for `hold_ns` and reports the longest time between two of its polls. Lanes that take turns leave gaps of a
-// whole turn, and one turn includes the other side's hold: a longest gap well under `hold_ns` (a tenth, say, and well
-// under the 100 us or so that switching full SMs takes) excludes it.
+// Time slicing could fake 1: a block switched out with its context still counts as arrived. So each block reports the
+// longest time between two looks at the clock until it saw the verdict, and after MET it stays for `hold_ns`. If the
+// lanes take turns, the lane that arrived first is off its SMs while the other one arrives and holds: for a whole turn
+// or for `hold_ns`, whichever is shorter. So gaps of at most a tenth of `hold_ns` exclude turns longer than that; and
+// shorter ones cannot be with hold_ns = 1 ms: a turn is about 2 ms by default, and saving full SMs alone takes long.
 #include "device.h"
 
 namespace {
@@ -33,8 +34,6 @@ namespace {
 using Word = unsigned long long;  // bits 0-15: prefill blocks counted; 16-31: decode blocks counted; 32: MISSED
 
 constexpr Word kMissed = 1ull << 32;
-
-__device__ Word read(const Word* word) { return *static_cast<const volatile Word*>(word); }
 
 __device__ bool decided(Word word, Word wanted) { return word == wanted || (word & kMissed) != 0; }
 
@@ -45,14 +44,10 @@ __device__ bool arrive(Word* word, Word one) {
     return false;
 }
 
-// Declare the meeting missed, unless it was decided meanwhile. Ends: a swap fails only where the word has changed, and
-// it changes at most twice a block.
+// Try to declare the meeting missed. Fails where the word changes at that moment, which it does at most twice a block.
 __device__ void give_up(Word* word, Word wanted) {
-    for (Word seen = read(word); !decided(seen, wanted);) {
-        const Word before = atomicCAS(word, seen, seen | kMissed);
-        if (before == seen) return;
-        seen = before;
-    }
+    const Word seen = peek(word);
+    if (!decided(seen, wanted)) atomicCAS(word, seen, seen | kMissed);
 }
 
 }  // namespace
@@ -63,10 +58,10 @@ __device__ void give_up(Word* word, Word wanted) {
 //                (wanted_prefill | wanted_decode << 16) if MET, else with bit 32 set and the counts below it
 //   side         0: prefill lane; 1: decode lane
 //   wanted_*     blocks to wait for, of each lane
-//   timeout_ns   how long a block waits for the others, from its arrival
+//   timeout_ns   how long a block waits for the others
 //   hold_ns      how long it stays after the meeting
 //   sm           int32[grid]: the SM of each counted block; -1 where a block came too late
-//   gap_ns       uint64[grid]: the longest time between two polls of each counted block; 0 where it came too late
+//   gap_ns       uint64[grid]: each counted block's longest time between two looks at the clock; 0 where it came late
 extern "C" __global__ void meet(Word* word, int side, int wanted_prefill, int wanted_decode,
                                 unsigned long long timeout_ns, unsigned long long hold_ns, int* sm,
                                 unsigned long long* gap_ns) {
@@ -76,21 +71,19 @@ extern "C" __global__ void meet(Word* word, int side, int wanted_prefill, int wa
     sm[blockIdx.x] = -1;
     gap_ns[blockIdx.x] = 0;
 
-    if (!arrive(word, one)) return;
     Patience meeting(timeout_ns);
+    if (!arrive(word, one)) return;
     sm[blockIdx.x] = sm_id();
-    while (!decided(read(word), wanted)) {
+    while (!decided(peek(word), wanted)) {
         if (!meeting.more()) give_up(word, wanted);
     }
     unsigned long long gap = meeting.longest_gap();
-    if (read(word) == wanted) {
+    if (peek(word) == wanted) {
         Patience hold(hold_ns);
+        // Switched out between a poll and the look at the word, a block finds the meeting met: that is a gap too.
+        if (hold.started() - meeting.last() > gap) gap = hold.started() - meeting.last();
         while (hold.more()) {
         }
-        // The time from the last poll of the meeting to the first of the hold is a gap like any other.
-        const unsigned long long between = hold.started() - meeting.last();
-        if (between > gap) gap = between;
-        if (hold.longest_gap() > gap) gap = hold.longest_gap();
     }
     gap_ns[blockIdx.x] = gap;
 }

@@ -2,7 +2,8 @@
 //
 // What it plays: SMs with room for so many threads and so much shared memory; streams, each allowed on some SMs and in
 // order; blocks that wait for room, then stay until they end; threads as fibers that take turns at every timer read,
-// nap, atomic, barrier and shuffle; a clock that advances by one tick whenever each resident thread has had a turn.
+// nap, peek, atomic, shuffle and load past L1; a clock that advances by one tick whenever each resident thread has had
+// a turn; launches that take turns with the whole device, if asked.
 // Everything happens in one OS thread, in the same order every time: a test can neither hang by chance nor flicker.
 //
 // What it does not: memory ordering between SMs, true simultaneity, caches, speed. Those need a GPU.
@@ -252,6 +253,9 @@ void queue(void (*kernel)(Parameters...), void** args, unsigned grid, unsigned t
     launch->shared = shared;
     launch->stream = stream;
     launch->sms.assign(sms, sms + sm_count);
+    for (const int sm : launch->sms) {
+        if (sm < 0 || sm >= device.sms) die("a stream on an SM that the device lacks");
+    }
     launches.push_back(std::move(launch));
 }
 
@@ -274,6 +278,12 @@ inline unsigned long long now_ns() {
 inline long long clock64() { return static_cast<long long>(now_ns()); }
 
 inline void __nanosleep(unsigned int) { shim::yield(); }
+
+template <class T>
+T peek(const T* at) {
+    shim::yield();
+    return *at;
+}
 
 template <class T>
 T atomicAdd(T* at, T more) {
@@ -316,7 +326,11 @@ inline float __uint_as_float(unsigned int bits) {
     return value;
 }
 
-inline uint4 __ldcg(const uint4* at) { return *at; }
+inline uint4 __ldcg(const uint4* at) {
+    shim::yield();  // loads past L1 take their time
+    return *at;
+}
+
 inline void __stcg(uint4* at, uint4 value) { *at = value; }
 
 // ---- what tests call -----------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ struct Int8 {
     static __device__ Bits encode(float value) { return static_cast<Bits>(rintf(fminf(fmaxf(value, -127.0f), 127.0f))); }
 };
 
-// ---- memory --------------------------------------------------------------------------------------------------------
+// ---- memory -----------------------------------------------------------------------------------------------------
 
 // A thread handles N elements at a time: 8 where rows allow vector accesses (16 bytes of a 16-bit type), or 1.
 constexpr int kVector = 8;

@@ -165,8 +165,8 @@ def _pick(
     logits: Tensor, groups: list[list[int]], samplers: Sequence[Sampler], sent: _Sent, at: Rows, tokens: Tensor
 ) -> Tensor:
     """Token of each row in ``sent.rows``, int64[n]."""
-    in_order = len(groups) == 1 and len(groups[0]) == len(logits)
-    scores = (logits if in_order else logits.index_select(0, sent.rows)).float()
+    alike = len(groups[0]) == len(logits)
+    scores = (logits if alike else logits.index_select(0, sent.rows)).float()
     sampled = sum(len(rows) for rows in groups if not samplers[rows[0]].params.greedy)
     noise = None
     if sampled:

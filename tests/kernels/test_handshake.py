@@ -148,7 +148,7 @@ def test_blocks_that_share_an_sm_are_found_out(host_gpu: Any) -> None:
     assert crowd.met  # the second meeting of the proof, which must be missed
 
 
-@pytest.mark.parametrize("turn", [20_000, 200_000])
+@pytest.mark.parametrize("turn", [20_000, 20_100, 20_200, 20_300, 200_000])  # whatever a block does at its end
 def test_turns_on_one_device_show_as_gaps(host_gpu: Any, turn: int) -> None:
     hold = 100_000
     host_gpu.device(8, time_slice=turn)

@@ -134,14 +134,25 @@ def test_a_seed_reproduces_and_different_indexes_and_seeds_differ():
     assert all(len(set(tokens)) > 10 for tokens in draws)
 
 
+def test_the_noise_depends_on_the_output_index_and_not_on_the_prompt():
+    samplers = [Sampler(SamplingParams(temperature=1.0), prompt_len, 3) for prompt_len in range(1, 21)]
+    at = np.arange(6, 26, dtype=np.int32)
+    tokens = choose(torch.zeros(20, VOCAB), samplers, np.zeros_like(at), at, board()).tokens
+    assert len(set(tokens.tolist())) == 1
+
+
 def test_neighbours_do_not_change_a_choice():
     """A batch of every combination of parameters, in mixed groups, chooses what each row chooses alone."""
-    scores = logits(len(EVERY))
-    samplers = [Sampler(SamplingParams(**params), len(PROMPT), seed) for seed, params in enumerate(EVERY)]
-    together = choose_rows(scores, samplers).fetch()()
-    assert len(set(together.tokens.tolist())) > 10
-    for row in range(0, len(EVERY), 7):
-        alone = choose_rows(scores[row : row + 1], samplers[row : row + 1]).fetch()()
+    rows, random = len(EVERY), np.random.default_rng(0)
+    scores = logits(rows)
+    tokens = torch.from_numpy(random.integers(0, VOCAB, (rows, 40), dtype=np.int32))
+    slots, lens = random.permutation(rows).astype(np.int32), random.integers(1, 20, rows)
+    at = (lens + random.integers(0, 20, rows)).astype(np.int32)
+    samplers = [Sampler(SamplingParams(**each), int(lens[i]), i) for i, each in enumerate(EVERY)]
+    together = choose(scores, samplers, slots, at, tokens).fetch()()
+    for row in range(rows):
+        one = slice(row, row + 1)
+        alone = choose(scores[one], samplers[one], slots[one], at[one], tokens).fetch()()
         assert together.tokens[row] == alone.tokens[0]
         assert together.logprobs.get(row) == alone.logprobs.get(0)
 
@@ -203,14 +214,14 @@ def no_host_reads(monkeypatch):
     ("device", "dtype", "alone"), [("cpu", torch.float32, True), ("cpu", torch.bfloat16, False), ("meta", None, False)]
 )
 def test_choosing_never_waits_for_the_device(no_host_reads, device, dtype, alone):
-    """For every combination of parameters, alone and all in one batch. On `meta` there is nothing to be read at all."""
+    """For every combination of parameters in one batch, and some alone. On `meta` there is nothing to be read at all."""
     samplers = [Sampler(SamplingParams(**params), len(PROMPT), 5) for params in EVERY]
     scores = logits(len(samplers)).to(device, dtype)
     tokens, slots = board(len(samplers)).to(device), np.arange(len(samplers), dtype=np.int32)
     at = np.full(len(samplers), 7, np.int32)
     with no_host_reads():
         choice = choose(scores, samplers, slots, at, tokens)
-        for row in range(len(samplers) * alone):
+        for row in range(0, len(samplers) * alone, 7):
             choose(scores[row : row + 1], samplers[row : row + 1], slots[:1], at[:1], tokens)
     assert (choice.tokens.dtype, choice.finite.dtype) == (torch.int32, torch.bool)
     assert choice.tokens.device == choice.finite.device == scores.device

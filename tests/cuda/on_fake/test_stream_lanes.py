@@ -1,82 +1,31 @@
 """Lanes on the streams of green contexts: the conformance suite, switches, and a device that is lost."""
 
-import ctypes
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda.bindings import driver as cu
+from conformance import Case, Gate, checks, collect, exclusive, shared, work
 from fake_cuda import Fake
+from on_stream import GreenLanes, OnDevice, OnStream
 
 from smpart.errors import SmpartError
 from smpart.partition import Side, Split
 from smpart.partition.cuda.driver import driver
-from smpart.partition.cuda.places import Place
 from smpart.partition.cuda.streams import StreamLanes
 from smpart.partition.green import Green
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "partition"))
-from conformance import Case, Gate, ToyBody, checks, collect, exclusive, shared, work
-
-sys.path.pop(0)
-
-HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-class OnStream:
-    """A toy body whose work is a host function on the lane's stream: it runs when kernels would, and in their order."""
-
-    def __init__(self, side: Side) -> None:
-        self._toy = ToyBody(side)
-        self._kept: list[Any] = []
-
-    def enqueue(self, payload: Any, place: Place) -> Any:
-        if payload[0] == "refuse":
-            raise ValueError("no such block")
-        box: list[Any] = []
-
-        def run(_: Any) -> None:
-            try:
-                box.append(self._toy.run(payload))
-            except Exception as error:
-                box.append(error)
-
-        function = HostFunction(run)
-        self._kept.append(function)
-        address = ctypes.cast(function, ctypes.c_void_p).value
-        driver()("cuLaunchHostFunc", place.stream, cu.CUhostFn(_ptr=ctypes.addressof(ctypes.c_void_p(address))), 0)
-
-        def read() -> Any:
-            (result,) = box
-            if isinstance(result, Exception):
-                raise result
-            return result
-
-        return read
-
-    def close(self) -> None:
-        self._kept.clear()
-
-
-class GreenLanes(StreamLanes):
-    """Lanes that own their places."""
-
-    def __init__(self) -> None:
-        backend = Green()
-        self.places = backend.open()
-        super().__init__(driver(), backend.device(), self.places, OnStream)
-
-    def close(self) -> None:
-        super().close()
-        self.places.close()
-
 
 @pytest.mark.drivers("12.4", "13.0", "13.1")
 @pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__)
 def test_conformance(fake: Fake, check: Any) -> None:
     check(Case("green", GreenLanes, virtual=False))
+
+
+@pytest.mark.parametrize(
+    "check", [check for check in checks if "gate" not in check.__code__.co_varnames], ids=lambda check: check.__name__
+)
+def test_conformance_with_the_bodies_for_a_real_device(fake: Fake, check: Any) -> None:
+    """All but what needs a kernel that really runs: see on_gpu/."""
+    check(Case("green", lambda: GreenLanes(OnDevice), virtual=False))
 
 
 @pytest.fixture
@@ -172,18 +121,19 @@ def test_events_that_cannot_all_be_made_are_given_back(fake: Fake) -> None:
     fake.fail("cuEventCreate", nth=17)
     with Green().open() as places:
         with pytest.raises(SmpartError, match="cuEventCreate"):
-            StreamLanes(driver(), Green().device(), places, OnStream)
+            StreamLanes(driver(), Green().device(), places, lambda side: OnStream(side, places))
         assert "event" not in "".join(fake.live())
 
 
 def test_a_body_that_cannot_be_made(fake: Fake) -> None:
-    def bodies(side: Side) -> OnStream:
-        if side is Side.DECODE:
-            raise ValueError("no body today")
-        return OnStream(side)
-
     before = threading.active_count()
     with Green().open() as places, pytest.raises(ValueError, match="no body today"):
+
+        def bodies(side: Side) -> OnStream:
+            if side is Side.DECODE:
+                raise ValueError("no body today")
+            return OnStream(side, places)
+
         StreamLanes(driver(), Green().device(), places, bodies)
     assert threading.active_count() == before
 
