@@ -1,0 +1,69 @@
+"""``python -m smpart.bench.gpu_check --out FILE``: run the stages, print the table. Exit 0 all well, 1 not, 2 no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+
+from smpart.bench.gpu_check.plan import DEVICE, STAGES, TOTAL_S
+from smpart.bench.gpu_check.record import Figures, Setting
+from smpart.bench.gpu_check.report import lines
+from smpart.bench.gpu_check.runner import Limits, Runner, Stage, run_stage
+from smpart.bench.host import revision
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check this machine's GPU; the exit code."""
+    given = _parser().parse_args(arguments)
+    began = monotonic()
+    setting = Setting(given.parts, given.tiny, given.seed)
+    limits = Limits(given.seconds, memory_bytes=int(given.memory_gib * 2**30))
+    device = run_stage(DEVICE.name, setting, min(DEVICE.limit_s, given.seconds), limits.memory_bytes)
+    missing = device.get("missing") or device["error"]
+    if missing:
+        print(f"gpu-check: no GPU can be used here: {missing}", file=sys.stderr)
+        return 2
+    head: Figures = {
+        "schema": 1,
+        "command": shlex.join([Path(sys.executable).name, "-m", "smpart.bench.gpu_check", *arguments]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": given.seed,
+        "revision": revision(),
+        **{name: value for name, value in device.items() if name not in ("ok", "error", "seconds", "missing")},
+    }
+    report = Runner(given.out, head, setting, limits, print, began).run(_chosen(given.only))
+    print("\n".join(lines(report)))
+    stages = report["stages"]
+    assert isinstance(stages, dict)
+    return 0 if all(stage["ok"] for stage in stages.values()) else 1
+
+
+def _chosen(only: str | None) -> Sequence[Stage]:
+    if only is None:
+        return STAGES
+    names = only.split(",")
+    unknown = set(names) - {stage.name for stage in STAGES}
+    if unknown:
+        raise SystemExit(f"--only: there is no stage {', '.join(sorted(unknown))}")
+    return [stage for stage in STAGES if stage.name in names]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m smpart.bench.gpu_check", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out/gpu_check.json"), help="the report's file")
+    parser.add_argument("--only", metavar="STAGE,...", help=f"of {', '.join(stage.name for stage in STAGES)}")
+    parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all stages together")
+    parser.add_argument("--memory-gib", type=float, default=64.0, help="host memory that a stage may take")
+    parser.add_argument("--tiny", action="store_true", help="tiny models: tries the stages, measures nothing of worth")
+    parser.add_argument("--parts", default=Setting.parts, help="module:function that opens the device")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

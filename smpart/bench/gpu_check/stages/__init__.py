@@ -1,0 +1,1 @@
+"""The stages: each file's `measure` fills a `Record`."""
