@@ -70,7 +70,7 @@ def hire(job: Job, backend: Backend, resources: contextlib.ExitStack) -> Staff:
 
 def on_gpu(job: Job, backend: Backend, resources: contextlib.ExitStack, **options: str) -> Staff:
     """One process that holds the device, with its own KV memory there; `options` as in `DeviceArgs`."""
-    args = DeviceArgs(job.weights.dump(), job.facts, job.layout, job.kv, job.max_len, job.kv.blocks, **options)  # type: ignore[arg-type]
+    args = DeviceArgs(job.weights.dump(), job.facts, job.layout, job.kv, job.max_len, **options)  # type: ignore[arg-type]
     crew = DeviceCrew(backend.device(), args)
     return Staff(crew, {"weights": job.weights.segment, "board": _board(job, resources)}, lambda: crew.blocks)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smpart.partition.cuda.driver import CudaError, Driver
+from smpart.partition.gpus import sm_group
 from smpart.partition.split import Side, Split
 
 _CANNOT = 915
@@ -49,11 +50,11 @@ def device_resource(driver: Driver, device: Any) -> Any:
 
 
 def granularity(driver: Driver, device: Any, capability: tuple[int, int]) -> Granularity:
-    """What a device's groups of SMs look like; from the driver where it says so (12.8 and later)."""
+    """What a device's groups of SMs look like; from the driver where it says so (13.0 and later)."""
     sm = device_resource(driver, device).sm
     minimum, step = int(sm.minSmPartitionSize), int(sm.smCoscheduledAlignment)
     if not minimum or not step:
-        minimum, step = (8, 8) if capability >= (9, 0) else (4, 2) if capability >= (8, 0) else (2, 2)
+        minimum, step = sm_group(capability)
     return Granularity(int(sm.smCount), minimum, step)
 
 

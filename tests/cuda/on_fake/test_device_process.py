@@ -118,5 +118,6 @@ def test_a_device_that_cannot_be_opened_is_one_line(driver: Fake) -> None:
 
 def test_kv_memory_that_does_not_fit_the_device(driver: Fake) -> None:
     model, _ = load_model("random:llama")
-    with pytest.raises(SmpartError, match=r"KV memory of .* takes .* this process may use 64\.0 MiB"):
-        deploy(model, KVConfig(max_len=256, memory_bytes=80 << 20))
+    for too_much in (KVConfig(max_len=256, memory_bytes=80 << 20), KVConfig(max_len=256, blocks=1 << 16)):
+        with pytest.raises(SmpartError, match=r"KV memory of .* takes .* this process may use 64\.0 MiB"):
+            deploy(model, too_much)
