@@ -138,18 +138,24 @@ def build(args: DeviceArgs, segments: Mapping[str, SharedSegment]) -> Machine:
     """
     parts: Parts = pkgutil.resolve_name(args.parts)(args)
     try:
-        return _build(parts, args, segments)
+        # One copy for all weights; the model is then made of views of it.
+        weights = bytes_of(segments["weights"]).to(parts.where)
+        model = cast(PreTrainedModel, load(args.model, weights))
+        board = Board.over(segments["board"].buffer, args.kv.max_requests, args.max_len, args.layout.block_tokens)
+        return assemble(parts, args, model, board)
     except BaseException:
         parts.close()
         raise
 
 
-def _build(parts: Parts, args: DeviceArgs, segments: Mapping[str, SharedSegment]) -> Machine:
-    # One copy for all weights; the model is then made of views of it.
-    weights = bytes_of(segments["weights"]).to(parts.where)
-    model = cast(PreTrainedModel, load(args.model, weights))
+def assemble(parts: Parts, args: DeviceArgs, model: PreTrainedModel, board: Board) -> Machine:
+    """Make both lanes over a model that is on the device already; `args.model` is not looked at.
+
+    Raises:
+        UsageError: KV memory of that size does not fit.
+        CudaError: the driver refuses something.
+    """
     adapter = ModelAdapter(model, args.facts)
-    board = Board.over(segments["board"].buffer, args.kv.max_requests, args.max_len, args.layout.block_tokens)
     blocks = args.blocks or pool_blocks(args.kv, args.layout, args.max_len, parts.free_bytes(), fraction=_KV_FRACTION)
     # One block, slot and column more than anybody may own: where padded rows and steps too far write.
     memory = torch.zeros(args.layout.total_bytes(blocks + 1), dtype=torch.uint8, device=parts.where)
