@@ -12,8 +12,8 @@
 // largest magnitude / largest code (448 or 127); element = code * scale. A token and head with an infinity or a NaN
 // gets the scale NaN and reads back as NaN: it is never hidden. Conversions round to nearest, ties to even.
 //
-// They are plain integer and float arithmetic: no toolkit header, no difference between GPUs, and the same result when
-// the code runs on a CPU. Staging usually lies behind PCIe, which is slower than this arithmetic by far.
+// They are plain integer and float arithmetic: no toolkit header, no difference between GPUs, and the same result where
+// the code runs on a CPU. Their speed has not been measured yet.
 #include "device.h"
 
 namespace {
@@ -108,7 +108,9 @@ struct Float8 : SmallFloat<4, 3, unsigned char> {
 struct Int8 {
     using Bits = signed char;
     static __device__ float decode(Bits code) { return static_cast<float>(code); }
-    static __device__ Bits encode(float value) { return static_cast<Bits>(rintf(fminf(fmaxf(value, -127.0f), 127.0f))); }
+    static __device__ Bits encode(float value) {
+        return static_cast<Bits>(rintf(fminf(fmaxf(value, -127.0f), 127.0f)));
+    }
 };
 
 // ---- memory -----------------------------------------------------------------------------------------------------
