@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import traceback
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from smpart.runtime.messages import Done, Ready, one_line
 from smpart.runtime.segments import SharedSegment
 
 logger = logging.getLogger(__name__)
+
+_SWITCH_S = 1e-4
+"""How long a thread that launches may keep the interpreter while a watcher has something to tell (Python: 5 ms)."""
 
 LOST = 70
 """Exit code of a process whose device was lost."""
@@ -65,6 +69,7 @@ def main(fds: list[int]) -> None:
 
 
 def _serve(channel: Channel, machine: Machine) -> None:
+    sys.setswitchinterval(_SWITCH_S)
     sender = threading.Thread(target=_report, args=(channel, machine), name="smpart-report")
     sender.start()
     try:
