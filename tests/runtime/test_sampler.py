@@ -192,6 +192,14 @@ def test_logprobs_are_of_the_models_own_distribution():
         assert [value for _, value in chosen.logprobs[row].top] == pytest.approx(values.tolist())
 
 
+def test_low_precision_logits_are_processed_in_float32():
+    samplers = [Sampler(SamplingParams(**params), len(PROMPT), seed) for seed, params in enumerate(EVERY)]
+    scores = logits(len(samplers)).bfloat16()
+    low, full = (choose_rows(of, samplers).fetch()() for of in (scores, scores.float()))
+    assert low.tokens.tolist() == full.tokens.tolist()
+    assert low.logprobs == full.logprobs
+
+
 def test_no_more_logprobs_than_there_are_tokens():
     chosen = choose_rows(logits()[:, :4], [Sampler(SamplingParams(logprobs=20), 1, 0)]).fetch()()
     assert len(chosen.logprobs[0].top) == 4
@@ -214,7 +222,7 @@ def no_host_reads(monkeypatch):
     ("device", "dtype", "alone"), [("cpu", torch.float32, True), ("cpu", torch.bfloat16, False), ("meta", None, False)]
 )
 def test_choosing_never_waits_for_the_device(no_host_reads, device, dtype, alone):
-    """For every combination of parameters in one batch, and some alone. On `meta` there is nothing to be read at all."""
+    """For every combination of parameters in one batch, some also alone. On `meta` there is nothing to read."""
     samplers = [Sampler(SamplingParams(**params), len(PROMPT), 5) for params in EVERY]
     scores = logits(len(samplers)).to(device, dtype)
     tokens, slots = board(len(samplers)).to(device), np.arange(len(samplers), dtype=np.int32)
