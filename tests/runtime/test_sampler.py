@@ -198,6 +198,8 @@ def test_low_precision_logits_are_processed_in_float32():
     low, full = (choose_rows(of, samplers).fetch()() for of in (scores, scores.float()))
     assert low.tokens.tolist() == full.tokens.tolist()
     assert low.logprobs == full.logprobs
+    params, one = SamplingParams(temperature=0.7), scores[:1]
+    assert np.array_equal(*(draw(of, params, range(4000), range(1)) for of in (one, one.float())))
 
 
 def test_no_more_logprobs_than_there_are_tokens():
