@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from smpart.errors import BackendUnavailable, UsageError
-from smpart.partition import Backend, Side, Split, mps, open_backend
+from smpart.partition import Backend, Side, Split, backends, mps, open_backend, registry
 from smpart.partition.cuda import mps_daemon
 from smpart.partition.cuda.gpu import Gpu
 from smpart.partition.cuda.mps_control import Control
@@ -58,6 +58,12 @@ def theirs(fake_mps):
 def test_it_opens_by_name(name):
     backend = open_backend(name)
     assert isinstance(backend, Backend) and backend.name == name
+
+
+def test_auto_prefers_green_to_it_and_it_to_cores():
+    backends()  # loads them all
+    ranks = [registry._ENTRIES[name].rank for name in ("cores", "mps", "green")]
+    assert ranks == sorted(ranks) and len(set(ranks)) == 3
 
 
 def test_other_names_are_refused():
@@ -285,6 +291,7 @@ def test_it_says_what_is_missing(backend, options, words):
     "options",
     [
         {"gpu": VOLTA},
+        {"gpu": A100, "mode": Mode.PARTITION},
         {"version": (12, 4)},
         {"mode": Mode.AFFINITY, "version": (12, 5)},
         {"compute_mode": 3},
