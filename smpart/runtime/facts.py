@@ -2,14 +2,15 @@
 
 The trial runs one short random sequence through the model's ordinary forward and through the paged path (two prefill
 chunks, then decode steps, beside a neighbour, on scattered pages). Whatever a family does that the paged path does
-not reproduce shows as different logits, and the model is refused.
+not reproduce shows as different logits, and the model is refused. One more step, which computes nothing, shows what
+keeps its decode steps out of CUDA graphs.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from smpart.errors import UnsupportedModel
 from smpart.runtime.attention import PagedCache
 from smpart.runtime.batch import Batch, Chunk
 from smpart.runtime.board import Board
+from smpart.runtime.capturable import why_uncapturable
 from smpart.runtime.packing import Packing
 
 _LAYER_PATHS = ("layers", "h", "decoder.layers")
@@ -44,6 +46,8 @@ class ModelFacts:
         dtype: of keys and values.
         heads: query heads of a layer.
         scale: factor of attention scores; None: layers differ.
+        uncapturable: why CUDA graphs cannot hold its decode steps, as far as can be told without a device; None: they
+            can.
     """
 
     layers: int
@@ -55,6 +59,7 @@ class ModelFacts:
     dtype: torch.dtype
     heads: int
     scale: float | None
+    uncapturable: str | None = None
 
 
 def unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModel:
@@ -127,7 +132,7 @@ def find_facts(model: PreTrainedModel, cache_name: str, run: Callable[[PagedCach
     except Exception as error:
         line = " ".join(str(error).split())[:200]
         raise unsupported(model, f"a trial forward failed ({type(error).__name__}: {line})") from error
-    return ModelFacts(
+    facts = ModelFacts(
         layers=len(keys),
         kv_heads=keys[0].shape[1],
         head_dim=keys[0].shape[3],
@@ -138,6 +143,7 @@ def find_facts(model: PreTrainedModel, cache_name: str, run: Callable[[PagedCach
         heads=heads,
         scale=scale,
     )
+    return replace(facts, uncapturable=why_uncapturable(model, list(decoder_layers(model)), facts, run))
 
 
 def _plain(model: PreTrainedModel, cache_name: str, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from tape import Tape
 
 from smpart.partition import Side, Split
 from smpart.partition.cuda.places import Place
@@ -17,25 +18,24 @@ from smpart.runtime.device.feed import DeviceFeed
 from smpart.runtime.device.gather import GatherAttention
 from smpart.runtime.device.graphs import DecodeGraphs
 
-CPU = torch.device("cpu")
-
 
 def place(split: Split | None = None) -> Place:
     split = split or Split(96, 36)
     return Place(Side.DECODE, split, split.decode, stream=7, context=1)
 
 
-class Again:
-    """What a graph is: the same work once more, into the same tensors."""
+class Graph:
+    """See `Replay`."""
 
     memory_bytes = 1 << 20
 
     def __init__(self, queue: CpuQueue, run: Callable[[], torch.Tensor]) -> None:
-        self._queue, self._run, self.output = queue, run, run()
+        self._queue, self._tape = queue, Tape(run)
+        self.output = self._tape.output
 
     def __call__(self) -> None:
         self._queue.replays += 1
-        self.output.copy_(self._run())
+        self._tape.replay()
 
 
 class CpuQueue:
@@ -52,24 +52,24 @@ class CpuQueue:
         self.entered.append(place)
         yield
 
-    def capture(self, place: Place, run: Callable[[], torch.Tensor]) -> Again:
+    def capture(self, place: Place, run: Callable[[], torch.Tensor]) -> Graph:
         if self.refuse is not None:
             raise self.refuse
         self.captured.append(place)
-        return Again(self, run)
+        return Graph(self, run)
 
 
 def device_feed(
     adapter: ModelAdapter, board: Board, memory: list[torch.Tensor], *, graphs: bool = True, budget: int = 1 << 40
 ) -> tuple[DeviceFeed, CpuQueue]:
     """A feed over pages of which the last is nobody's, with tokens of its own: -1 where nothing was written yet."""
-    facts, queue = adapter.facts, CpuQueue()
-    tokens = torch.full((board.slots + 1, board.max_len + 1), -1, dtype=torch.int32)
+    facts, queue, where = adapter.facts, CpuQueue(), memory[0].device
+    tokens = torch.full((board.slots + 1, board.max_len + 1), -1, dtype=torch.int32, device=where)
     tokens[-1] = 0
     sizes = AttentionShape(
         facts.heads, facts.kv_heads, facts.head_dim, board.block_tokens, facts.dtype, facts.scale or math.nan
     )
-    scratch = Scratch(CPU)
+    scratch = Scratch(where)
 
     def attention(units: int, bucket: Bucket | None) -> Attention:
         return GatherAttention(sizes, scratch, units, bucket)

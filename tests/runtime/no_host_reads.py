@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from smpart.runtime.host_reads import HostReads
+from smpart.runtime.host_reads import host_reads
 
 
 class HostWaitError(AssertionError):
@@ -19,5 +19,5 @@ def no_host_reads() -> Iterator[None]:
     def refuse(what: str) -> None:
         raise HostWaitError(what)
 
-    with HostReads(refuse):
+    with host_reads(refuse):
         yield

@@ -164,7 +164,10 @@ def assemble(parts: Parts, args: DeviceArgs, model: PreTrainedModel, board: Boar
     choice = choose_attention(parts.where, _attention_shape(args), args.attention)
     queues = {side: parts.queue(side) for side in Side}
     budget = int(parts.device.memory_bytes * _GRAPHS_FRACTION)
-    graphs = DecodeGraphs(queues[Side.DECODE], board.tables.shape[1], budget) if args.graphs else None
+    uncaptured = args.facts.uncapturable if args.graphs else "not wanted"
+    if args.graphs and uncaptured is not None:
+        logger.warning("decode steps are not captured in CUDA graphs: %s", uncaptured)
+    graphs = DecodeGraphs(queues[Side.DECODE], board.tables.shape[1], budget) if uncaptured is None else None
 
     def body(side: Side) -> ModelBody:
         scratch = Scratch(parts.where)
@@ -176,7 +179,12 @@ def assemble(parts: Parts, args: DeviceArgs, model: PreTrainedModel, board: Boar
         return ModelBody(DeviceFeed(adapter, pages, tokens, board, queues[side], attention, captured))
 
     lanes = StreamLanes(parts.api, parts.device, parts.places, body)
-    notes = {**parts.notes, "attention": f"{choice.name} ({choice.reason})", "kv_blocks": blocks}
+    notes = {
+        **parts.notes,
+        "attention": f"{choice.name} ({choice.reason})",
+        "graphs": "decode steps" if uncaptured is None else f"none: {uncaptured}",
+        "kv_blocks": blocks,
+    }
     return Machine(lanes, _info(parts.places, blocks, notes), parts, pages, graphs)
 
 
