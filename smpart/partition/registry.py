@@ -74,9 +74,11 @@ def open_backend(spec: str) -> Backend:
     name, colon, argument = spec.partition(":")
     entry = _find(name)
     if entry is None:
-        raise UsageError(f"backend {spec!r} is unknown; there are auto, {', '.join(_spellings())}")
+        raise UsageError(
+            f"backend {spec!r} is unknown; there are auto, {', '.join(spelling for each in _entries() for spelling in _spellings(each))}"
+        )
     if argument not in entry.arguments and (colon or entry.arguments):
-        known = ", ".join(f"{name}:{each}" for each in entry.arguments) or name
+        known = ", ".join(_spellings(entry)) or name
         raise UsageError(f"backend {spec!r}: write {known}")
     return entry.open(argument)
 
@@ -105,10 +107,8 @@ def _entries() -> list[Entry]:
     return [entry for name in sorted({*_files(), *_ENTRIES}) if (entry := _find(name)) is not None]
 
 
-def _spellings() -> list[str]:
-    return [f"{e.name}:{argument}" for e in _entries() for argument in e.arguments] + [
-        e.name for e in _entries() if not e.arguments
-    ]
+def _spellings(entry: Entry) -> list[str]:
+    return [f"{entry.name}:{each}" if each else entry.name for each in entry.arguments or ("",)]
 
 
 def _files() -> frozenset[str]:

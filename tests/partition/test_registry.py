@@ -64,8 +64,10 @@ def test_a_wrong_argument_says_what_to_write(spec, hint):
 
 def test_auto_logs_why(caplog):
     with caplog.at_level(logging.INFO, logger="smpart"):
-        assert open_backend("auto").name == "cores"
-    assert "no CUDA backend is built in" in caplog.text and "cores" in caplog.text
+        name = open_backend("auto").name
+    assert f"{name} is the best that works here" in caplog.text
+    # Every better one has a reason: no driver, or an old one.
+    assert all(f"{better}: " in caplog.text for better in ("green", "mps")) or name in ("green", "mps")
 
 
 def test_auto_takes_the_highest_rank_that_works(own_entries, caplog):
@@ -75,7 +77,7 @@ def test_auto_takes_the_highest_rank_that_works(own_entries, caplog):
     with caplog.at_level(logging.INFO, logger="smpart"):
         assert isinstance(open_backend("auto"), Stand)
     assert "needs driver 570" in caplog.text
-    assert backends("cuda") == ("best", "better", "manual")
+    assert backends("cuda") == ("best", "better", "green", "manual", "mps")
 
 
 def test_auto_with_nothing_usable_says_why(own_entries):
@@ -84,5 +86,12 @@ def test_auto_with_nothing_usable_says_why(own_entries):
         open_backend("auto")
 
 
-def test_there_is_no_cuda_backend_yet():
-    assert backends("cuda") == () and backends("cpu") == ("cores",) and backends("sim") == ("sim",)
+def test_backends_by_the_kind_of_device_they_split():
+    assert backends("cuda") == ("green", "mps") and backends("cpu") == ("cores",) and backends("sim") == ("sim",)
+
+
+def test_an_empty_argument_is_spelled_without_a_colon():
+    with pytest.raises(UsageError, match=r"there are .*\bmps, mps:"):
+        open_backend("nvlink")
+    with pytest.raises(UsageError, match=r"write mps, mps:"):
+        open_backend("mps:often")

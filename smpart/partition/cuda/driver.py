@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from smpart.errors import BackendUnavailable, SmpartError
+from smpart.partition.cuda.mps_errors import MPS_ERRORS
 
 _MISSING_PACKAGE = "cuda-python is missing: pip install 'smpart[cuda]'"
-_STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 807, 810, 999})
+_STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 806, 810, 999})
 """Results after which every later call of this process fails too: the context is lost (`cuda.h`, `CUresult`)."""
 
 _ADVICE = {
@@ -27,12 +28,7 @@ _ADVICE = {
     802: "the system is not ready (nvidia-fabricmanager not running?)",
     803: "the driver and its user-space library differ in version: install matching ones or reboot",
     804: "the forward-compatibility package does not fit this device: use the driver's own libcuda",
-    805: "no MPS server answers: is its daemon running with this CUDA_MPS_PIPE_DIRECTORY?",
-    806: "the connection to the MPS server broke: restart this process",
-    807: "the MPS server is not ready for new clients: try again in a second",
-    808: "the MPS server has as many clients as it takes: end some",
-    809: "the device has as many MPS connections as it takes: end some",
-    810: "a fatal fault of some MPS client ended them all: restart this process",
+    **{code: advice for code, (_, advice) in MPS_ERRORS.items() if code != 915},
 }
 
 
