@@ -74,9 +74,8 @@ def open_backend(spec: str) -> Backend:
     name, colon, argument = spec.partition(":")
     entry = _find(name)
     if entry is None:
-        raise UsageError(
-            f"backend {spec!r} is unknown; there are auto, {', '.join(spelling for each in _entries() for spelling in _spellings(each))}"
-        )
+        known = ", ".join(spelling for each in _entries() for spelling in _spellings(each))
+        raise UsageError(f"backend {spec!r} is unknown; there are auto, {known}")
     if argument not in entry.arguments and (colon or entry.arguments):
         known = ", ".join(_spellings(entry)) or name
         raise UsageError(f"backend {spec!r}: write {known}")
