@@ -60,7 +60,9 @@ class EngineCore:
         self.policy = policy
         self._board = board
         self._splits = lanes.splits()
-        self._launcher = Launcher(self.state, layers, lead_s, max_paused)
+        bodies = {lanes.body(Side.PREFILL, split) for split in self._splits if split.prefill}
+        # A paused forward lives in one body; where a new split means another one, forwards come in one piece.
+        self._launcher = Launcher(self.state, layers if len(bodies) <= 1 else 1, lead_s, max_paused)
         self._digest = Digest(self.state)
         self._census = Census(self.state.table)
         self._seeds = np.random.default_rng(seed)

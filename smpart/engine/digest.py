@@ -166,7 +166,6 @@ class Digest:
                     self._undo(part)
         track.flights.clear()
         track.ready_since = None
-        state.forget_samplers(side)
         if side is Side.PREFILL:
             for forward in list(state.forwards.values()):
                 state.drop(forward)

@@ -20,7 +20,7 @@ class Launcher:
     """Launches for one `EngineState`. What cannot be launched now is left; the policy is asked again.
 
     Args:
-        layers: decoder layers of the model.
+        layers: pieces that a prefill forward may be launched in: the model's decoder layers, or 1.
         lead_s: see `EngineCore`.
         max_paused: started and unfinished prefill forwards at once.
     """
@@ -52,7 +52,7 @@ class Launcher:
         context = int(table.computed[rows].sum()) + len(rows)
         shape = Shape.decode(len(rows), context).join(Shape.prefill((p.length, p.start) for p in parts))
         segment = Segment(
-            next(self.state.numbers), batch, samplers=self._new_samplers(Side.DECODE, rows.tolist(), parts)
+            next(self.state.numbers), batch, samplers=self._new_samplers(Side.DECODE, split, rows.tolist(), parts)
         )
         self._launch(Side.DECODE, split, shape, 1.0, segment, tuple(rows.tolist()), parts, None, last=True)
         table.computed[rows] += 1
@@ -87,7 +87,7 @@ class Launcher:
             return False
         count = forward.layers_left if layers is None else max(1, min(layers, forward.layers_left))
         last = count == forward.layers_left
-        samplers = self._new_samplers(Side.PREFILL, [], forward.parts) if last else {}
+        samplers = self._new_samplers(Side.PREFILL, split, [], forward.parts) if last else {}
         segment = Segment(forward.id, batch, None if last else count, tuple(self.state.dropped), samplers)
         self.state.dropped.clear()
         forward.layers_left -= count
@@ -148,9 +148,9 @@ class Launcher:
     def _chunks(self, parts: tuple[Part, ...]) -> tuple[Chunk, ...]:
         return tuple(Chunk(int(self.state.table.slot[p.row]), p.start, p.length, p.sample) for p in parts)
 
-    def _new_samplers(self, side: Side, rows: list[int], parts: tuple[Part, ...]) -> dict[int, Sampler]:
-        """What the lane must learn about requests it is to sample for the first time."""
-        met = self.state.known_samplers[side]
+    def _new_samplers(self, side: Side, split: Split, rows: list[int], parts: tuple[Part, ...]) -> dict[int, Sampler]:
+        """What the body must learn about requests it is to sample for the first time."""
+        met = self.state.known_samplers[self.state.lanes.body(side, split)]
         fresh: dict[int, Sampler] = {}
         for row in itertools.chain(rows, (p.row for p in parts if p.sample)):
             slot, request = int(self.state.table.slot[row]), self.state.requests.get(row)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
+from collections.abc import Hashable
 
 from smpart.engine.flight import Forward, LaneTrack
 from smpart.engine.log import RunLog
@@ -27,7 +29,7 @@ class EngineState:
         tracks: each lane's flights and past.
         forwards: started prefill forwards, oldest first.
         dropped: forwards that the prefill lane's body shall forget, told with its next work.
-        known_samplers: by side and slot, the request that the lane's body knows the sampler of.
+        known_samplers: by body (see `Lanes.body`) and slot, the request that it knows the sampler of.
         numbers: arrival, forward and work numbers.
         finished: requests that ended in this turn.
         eos: end-of-sequence token ids.
@@ -56,7 +58,7 @@ class EngineState:
         self.rows: dict[int, int] = {}
         self.forwards: dict[int, Forward] = {}
         self.dropped: list[int] = []
-        self.known_samplers: dict[Side, dict[int, int]] = {side: {} for side in Side}
+        self.known_samplers: defaultdict[Hashable, dict[int, int]] = defaultdict(dict)
         self.numbers = itertools.count(1)
         self.finished: list[Request] = []
 
@@ -108,17 +110,11 @@ class EngineState:
         self.dropped.clear()
         for row in list(self.requests):
             self.preempt(row)
-        for side in Side:
-            self.forget_samplers(side)
         self.pool.clear_cached()
 
     def _forget(self, row: int) -> None:
         self.residency.leave(row)
         self.table.give_back(row)
-
-    def forget_samplers(self, side: Side) -> None:
-        """A new worker on that side has met no request."""
-        self.known_samplers[side].clear()
 
     def drop_dead_forward(self, number: int) -> None:
         """Abandon a paused forward all of whose rows are leaving."""

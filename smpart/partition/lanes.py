@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol, runtime_checkable
 
 from smpart.partition.device import Device
@@ -39,6 +39,13 @@ class Lanes(Protocol):
     @property
     def epoch(self) -> int:
         """Grows when what earlier works wrote is lost: a device's memory dies with the process that holds it."""
+
+    def body(self, side: Side, split: Split) -> Hashable:
+        """Which body runs a side's works under a split: another value is another body, or a new one in its place.
+
+        A body knows only the samplers that it was told itself, and a forward that pauses in it goes on nowhere else.
+        Where a side has several bodies, the engine launches every forward whole.
+        """
 
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised, the two exclusive ones included, in order of `Split.prefill`."""

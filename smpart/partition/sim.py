@@ -80,6 +80,10 @@ class SimLanes:
         self._woken = False
         self._closed = False
 
+    def body(self, side: Side, split: Split) -> Side:
+        """One a side, for life."""
+        return side
+
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised."""
         return self._splits

@@ -61,6 +61,10 @@ class ThreadLanes:
             self.close()
             raise self._failure
 
+    def body(self, side: Side, split: Split) -> Side:
+        """One a side, for life."""
+        return side
+
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised."""
         return self._splits

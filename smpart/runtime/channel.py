@@ -12,6 +12,11 @@ _HEADER = struct.Struct("<Q")
 _READ_BYTES = 1 << 18
 
 
+def pack(message: Any) -> bytes:
+    """A message as `Channel.post` takes it. Raises what pickling it raises."""
+    return pickle.dumps(message, protocol=5)
+
+
 class Channel:
     """One end of a two-way stream of messages, of any size.
 
@@ -41,9 +46,12 @@ class Channel:
 
     def send(self, message: Any) -> None:
         """Queue a message and send what the socket takes (a blocking channel: all of it)."""
-        body = pickle.dumps(message, protocol=5)
-        self._outgoing += _HEADER.pack(len(body))
-        self._outgoing += body
+        self.post(pack(message))
+
+    def post(self, packed: bytes) -> None:
+        """`send` for a message that was packed before."""
+        self._outgoing += _HEADER.pack(len(packed))
+        self._outgoing += packed
         self._flush()
 
     def receive(self) -> Any:

@@ -47,6 +47,7 @@ class StreamLanes:
     """`Lanes` over the streams of a device's places. For one caller's thread, except `wake`.
 
     Args:
+        places: those of both sides, or of the one side that this process serves.
         bodies: makes each lane's body, on the caller's thread. The device's primary context is current there, and
             stays so.
 
@@ -73,11 +74,15 @@ class StreamLanes:
         # A work's end is also the next one's measure, so one ring more than there are works in flight.
         self._events = Events(driver, self._all.values(), self.depth + 1)
         try:
-            for side in Side:
+            for side in {side: None for side, _ in self._all}:
                 self._lanes[side] = _Lane(driver, places.primary, side, bodies(side), self._land)
         except BaseException:
             self.close()
             raise
+
+    def body(self, side: Side, split: Split) -> Side:
+        """One a side, for life."""
+        return side
 
     def splits(self) -> tuple[Split, ...]:
         """Every split that was made."""

@@ -9,6 +9,7 @@ from smpart.errors import SmpartError
 from smpart.partition.device import Device
 from smpart.partition.split import Side, Split
 from smpart.partition.work import Work
+from smpart.runtime.crew import Seat
 from smpart.runtime.device.machine import DeviceArgs, DeviceInfo
 from smpart.runtime.device.worker import Start, Task
 
@@ -24,9 +25,7 @@ class DeviceCrew:
         info: what the process said when it was ready.
     """
 
-    entry = "smpart.runtime.device.worker:main"
-    teams: Sequence[tuple[Side, ...]] = ((Side.PREFILL, Side.DECODE),)
-    forgets = True
+    seats: Sequence[Seat] = (Seat("the device's worker", "smpart.runtime.device.worker:main"),)
 
     def __init__(self, device: Device, args: DeviceArgs) -> None:
         self.device = device
@@ -41,12 +40,24 @@ class DeviceCrew:
         """As the device's process found out."""
         return (prefill, decode) in self._known().disjoint
 
-    def first_message(self, sides: tuple[Side, ...], segments: Sequence[str], last: Work | None) -> Start:
+    def seat(self, side: Side, split: Split) -> int:
+        """The one for both sides."""
+        return 0
+
+    def fatal(self, seat: int, code: int) -> bool:
+        """The KV memory dies with the process that holds the device."""
+        return True
+
+    def fds(self, seat: int) -> Sequence[int]:
+        """None."""
+        return ()
+
+    def first_message(self, seat: int, segments: Sequence[str], last: Work | None) -> Start:
         """See `Crew`. A replacement has the KV blocks of the first: the engine counts on them."""
         blocks = self.info.blocks if self.info is not None else self._args.blocks
         return Start(replace(self._args, blocks=blocks), tuple(segments))
 
-    def ready(self, info: DeviceInfo) -> None:
+    def ready(self, seat: int, info: DeviceInfo) -> None:
         """Keep what is said of the device.
 
         Raises:
@@ -64,6 +75,9 @@ class DeviceCrew:
     def message(self, work: Work) -> Task:
         """See `Crew`."""
         return Task(work.id, work.side, work.split, work.payload)
+
+    def before_kill(self, pid: int) -> None:
+        """Nobody else is on the device."""
 
     def realised(self, side: Side, pid: int, last: Work | None) -> frozenset[int]:
         """As many of the side's positions as the driver gave it SMs."""
