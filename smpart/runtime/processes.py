@@ -74,9 +74,9 @@ class ProcessLanes:
         self._inflight = Inflight(crew.splits(), self.depth, crew.disjoint)
 
     def body(self, side: Side, split: Split) -> Hashable:
-        """See `Lanes`: the worker's, until what it was told is lost."""
+        """See `Lanes`: one a side in each worker, until what it was told is lost."""
         worker = self._worker(side, split)
-        return worker.seat, worker.body
+        return side, worker.seat, worker.body
 
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised, in order of `Split.prefill`."""
