@@ -6,14 +6,15 @@ depends on values, and a tensor that does not move with the model all show, and 
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from smpart.runtime.attention import PagedCache
 from smpart.runtime.batch import Batch
@@ -41,37 +42,30 @@ def why_uncapturable(
 
     Args:
         layers: its decoder layers, which pause.
-        run: runs a packed forward of the model.
+        run: runs a packed forward of the model; a method of what holds the model.
     """
     found: list[str] = []
     kinds = [(repr(layer), window) for layer, window in zip(layers, facts.windows, strict=True)]
-    step = _Step(model, run, 1 + max(kinds.index(kind) for kind in kinds))
+    enough = 1 + max(kinds.index(kind) for kind in kinds)
     try:
-        state = {
-            name: torch.empty_like(tensor, device=_META)
-            for name, tensor in [*step.named_parameters(), *step.named_buffers()]
-        }
-        with host_reads(found.append):
-            functional_call(step, state, (_cache(facts),))
+        # A copy: forwards keep tensors in attributes, which here are without values.
+        run = copy.deepcopy(run, _without_values(model))
+        for _ in range(2):  # a step is captured after one has run as it is
+            found.clear()
+            with host_reads(found.append):
+                forward = PausableForward(functools.partial(run, _cache(facts)))
+                forward.advance(enough)
+                forward.abandon()
     except Exception:
         # On CUDA it may work all the same: where nothing else was found, the attempt to capture it tells.
         pass
     return found[0] if found else None
 
 
-class _Step(Module):
-    """The first layers of one forward, as a module whose tensors can be swapped for a call."""
-
-    def __init__(self, model: Module, run: Callable[[PagedCache], Tensor], layers: int) -> None:
-        super().__init__()
-        self.model = model
-        self._run = run
-        self._layers = layers
-
-    def forward(self, cache: PagedCache) -> None:
-        forward = PausableForward(lambda: self._run(cache))
-        forward.advance(self._layers)
-        forward.abandon()
+def _without_values(model: Module) -> dict[int, Any]:
+    """For `copy.deepcopy`: what stands for each of the model's parameters and buffers."""
+    parameters = {id(p): Parameter(torch.empty_like(p, device=_META), requires_grad=False) for p in model.parameters()}
+    return {**parameters, **{id(b): torch.empty_like(b, device=_META) for b in model.buffers()}}
 
 
 def _cache(facts: ModelFacts) -> PagedCache:

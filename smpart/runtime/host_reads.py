@@ -143,7 +143,9 @@ def _wait_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | 
 def _copy(func: Any, source: torch.device, target: torch.device, non_blocking: bool | None) -> str | None:
     if source.type == target.type or non_blocking:
         return None
-    return f"{func} from {source} to {target} blocks (non_blocking=True and pinned memory do not)"
+    if target.type == "cpu":
+        return f"{func} reads values to the host"
+    return f"{func} copies a tensor of the host to the device and waits for it (with non_blocking it need not)"
 
 
 def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
