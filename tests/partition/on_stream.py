@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import socket
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""``python -m smpart.bench.gpu_check --out FILE``: run the stages, print the table. Exit 0 all well, 1 not, 2 no GPU."""
+"""`python -m smpart.bench.gpu_check`: run the stages, then print the table. Exit 0: all well, 1: not, 2: no GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 
 from smpart.bench.gpu_check.plan import DEVICE, STAGES, TOTAL_S
-from smpart.bench.gpu_check.record import Figures, Setting
+from smpart.bench.gpu_check.record import CUDA, Figures, Setting
 from smpart.bench.gpu_check.report import lines
 from smpart.bench.gpu_check.runner import Limits, Runner, Stage, run_stage
 from smpart.bench.host import revision
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all stages together")
     parser.add_argument("--memory-gib", type=float, default=64.0, help="host memory that a stage may take")
     parser.add_argument("--tiny", action="store_true", help="tiny models: tries the stages, measures nothing of worth")
-    parser.add_argument("--parts", default=Setting.parts, help="module:function that opens the device")
+    parser.add_argument("--parts", default=CUDA, help="module:function that opens the device")
     parser.add_argument("--seed", type=int, default=0)
     return parser
 

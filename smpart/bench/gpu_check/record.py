@@ -12,6 +12,8 @@ from time import monotonic
 
 Figures = dict[str, object]
 
+CUDA = "smpart.runtime.device.cuda:open_parts"
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -22,7 +24,7 @@ class Setting:
         tiny: models of a few thousand weights instead of billions, to try the stages themselves.
     """
 
-    parts: str = "smpart.runtime.device.cuda:open_parts"
+    parts: str = CUDA
     tiny: bool = False
     seed: int = 0
 

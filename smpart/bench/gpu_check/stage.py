@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from smpart.bench.gpu_check.record import Record, Setting
+from smpart.bench.gpu_check.record import CUDA, Record, Setting
 
 Measure = Callable[[Setting, Record], None]
 
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("name")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=480.0)
-    parser.add_argument("--parts", default=Setting.parts)
+    parser.add_argument("--parts", default=CUDA)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)

@@ -19,6 +19,11 @@ PARTS = "fake_parts:open_parts"
 def open_parts(args: DeviceArgs) -> Parts:
     """An H200, in a process of its own."""
     fake_cuda.load(os.environ.get("FAKE_DRIVER", "13.0"))
+    return open_here(args)
+
+
+def open_here(args: DeviceArgs) -> Parts:
+    """The device that this process's fake driver plays."""
     places = Green().open()
 
     def queue(side: Side) -> CpuQueue:
