@@ -35,10 +35,8 @@ from smpart.runtime.sharing import bytes_of, load
 
 logger = logging.getLogger(__name__)
 
-_KV_FRACTION = 0.85
+KV_FRACTION = 0.85
 """Of the memory that weights and contexts leave; the rest is for activations, graphs and libraries."""
-_GRAPHS_FRACTION = 0.06
-"""Of the device's memory; what MuxWise spends on its graphs (arXiv 2504.14489)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,7 @@ class DeviceArgs:
         blocks: KV blocks; None: as many as fit. A process that replaces another must have as many as that one.
         attention: see `choose_attention`.
         graphs: whether decode steps are captured.
+        graphs_fraction: most of the device's memory that they may take; MuxWise spends this (arXiv 2504.14489).
         parts: ``module:function`` that opens the device: `Parts` from a `DeviceArgs`.
     """
 
@@ -65,6 +64,7 @@ class DeviceArgs:
     blocks: int | None = None
     attention: str = "auto"
     graphs: bool = True
+    graphs_fraction: float = 0.06
     parts: str = "smpart.runtime.device.cuda:open_parts"
 
 
@@ -88,6 +88,33 @@ class Parts:
     free_bytes: Callable[[], int]
     close: Callable[[], None]
     notes: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What all lanes of a device write to. It has one block, slot and column more than anybody may own: there padded
+    rows and steps too far write.
+
+    Attributes:
+        blocks: KV blocks, without that one.
+        pages: KV, one tensor a layer, [2, blocks + 1, block_tokens, kv_heads, head_dim].
+        tokens: int32[slots + 1, max_len + 1].
+    """
+
+    blocks: int
+    pages: Sequence[Tensor]
+    tokens: Tensor
+
+    @staticmethod
+    def sizes(args: DeviceArgs, blocks: int) -> tuple[int, int]:
+        """Bytes of the KV pages and of the tokens."""
+        return args.layout.total_bytes(blocks + 1), 4 * (args.kv.max_requests + 1) * (args.max_len + 1)
+
+    @classmethod
+    def over(cls, args: DeviceArgs, blocks: int, pages: Tensor, tokens: Tensor) -> Memory:
+        """Lay it over two zeroed uint8 tensors of these `sizes`."""
+        shape = args.kv.max_requests + 1, args.max_len + 1
+        return cls(blocks, KVMemory.over(pages, args.layout, blocks + 1).layers, tokens.view(torch.int32).view(shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,22 +175,28 @@ def build(args: DeviceArgs, segments: Mapping[str, SharedSegment]) -> Machine:
         raise
 
 
-def assemble(parts: Parts, args: DeviceArgs, model: PreTrainedModel, board: Board) -> Machine:
-    """Make both lanes over a model that is on the device already; `args.model` is not looked at.
+def assemble(
+    parts: Parts, args: DeviceArgs, model: PreTrainedModel, board: Board, memory: Memory | None = None
+) -> Machine:
+    """Make the lanes over a model that is on the device already; `args.model` is not looked at.
+
+    Args:
+        memory: KV memory and tokens, if they are there already too.
 
     Raises:
         UsageError: KV memory of that size does not fit.
         CudaError: the driver refuses something.
     """
     adapter = ModelAdapter(model, args.facts)
-    blocks = args.blocks or pool_blocks(args.kv, args.layout, args.max_len, parts.free_bytes(), fraction=_KV_FRACTION)
-    # One block, slot and column more than anybody may own: where padded rows and steps too far write.
-    memory = torch.zeros(args.layout.total_bytes(blocks + 1), dtype=torch.uint8, device=parts.where)
-    pages = KVMemory.over(memory, args.layout, blocks + 1).layers
-    tokens = torch.zeros((board.slots + 1, board.max_len + 1), dtype=torch.int32, device=parts.where)
+    if memory is None:
+        free = parts.free_bytes()
+        blocks = args.blocks or pool_blocks(args.kv, args.layout, args.max_len, free, fraction=KV_FRACTION)
+        sizes = Memory.sizes(args, blocks)
+        memory = Memory.over(args, blocks, *(torch.zeros(n, dtype=torch.uint8, device=parts.where) for n in sizes))
+    pages, tokens, blocks = memory.pages, memory.tokens, memory.blocks
     choice = choose_attention(parts.where, _attention_shape(args), args.attention)
     queues = {side: parts.queue(side) for side in Side}
-    budget = int(parts.device.memory_bytes * _GRAPHS_FRACTION)
+    budget = int(parts.device.memory_bytes * args.graphs_fraction)
     uncaptured = args.facts.uncapturable if args.graphs else "not wanted"
     if args.graphs and uncaptured is not None:
         logger.warning("decode steps are not captured in CUDA graphs: %s", uncaptured)

@@ -65,10 +65,11 @@ def main(fds: list[int]) -> None:
         channel.send(Ready(info=machine.info))
     except EOFError:
         return
-    _serve(channel, machine)
+    serve(channel, machine)
 
 
-def _serve(channel: Channel, machine: Machine) -> None:
+def serve(channel: Channel, machine: Machine) -> None:
+    """Run the works that come until the engine hangs up; then close the machine. A lost device ends the process."""
     sys.setswitchinterval(_SWITCH_S)
     sender = threading.Thread(target=_report, args=(channel, machine), name="smpart-report")
     sender.start()
