@@ -189,11 +189,16 @@ void memory_run(const Op *op) {
         memcpy(op->move.to + at * op->move.width, &op->move.value, op->move.width);
 }
 
+/* A kernel that is played touches what its arguments point to; those of all others are not known. */
 void memory_note_use(const Op *op, Stream *stream, unsigned long long sequence) {
-    Memory *to = around(op->move.to);
-    Memory *from = op->work == COPY ? around(op->move.from) : NULL;
-    if (to) to->last = (Use){stream, sequence};
-    if (from) from->last = (Use){stream, sequence};
+    const void *touched[2] = {NULL};
+    if (op->work == COPY || op->work == FILL) touched[0] = op->move.to;
+    if (op->work == COPY) touched[1] = op->move.from;
+    for (unsigned at = 0; op->work == RUN_KERNEL && at < 2; at++) touched[at] = (void *)(uintptr_t)op->run.args[at];
+    for (unsigned at = 0; at < 2; at++) {
+        Memory *memory = touched[at] ? around(touched[at]) : NULL;
+        if (memory) memory->last = (Use){stream, sequence};
+    }
 }
 
 typedef enum Direction { TO_DEVICE, FROM_DEVICE, ON_DEVICE, ANY } Direction;

@@ -34,7 +34,7 @@ unsigned long long stream_submit(Stream *stream, Op *op) {
     const unsigned long long sequence = ++stream->submitted;
     if (op->work == RECORD) op->mark->sequence = sequence;
     if (op->work == RUN_KERNEL) *code_use(op->run.code) = (Use){stream, sequence};
-    if (op->work == COPY || op->work == FILL) memory_note_use(op, stream, sequence);
+    memory_note_use(op, stream, sequence);
     *stream->last = op;
     stream->last = &op->next;
     pthread_cond_signal(&stream->work);
