@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from smpart.errors import BackendUnavailable
@@ -11,12 +11,15 @@ from smpart.kvcache import KVConfig, KVLayout, pool_blocks
 from smpart.partition import Backend
 from smpart.partition.cores import Cores
 from smpart.partition.green import Green
+from smpart.partition.mps import Mps
+from smpart.partition.split import Split
 from smpart.runtime.board import Board
 from smpart.runtime.crew import CoreCrew, Crew
 from smpart.runtime.device.crew import DeviceCrew
 from smpart.runtime.device.machine import DeviceArgs
 from smpart.runtime.facts import ModelFacts
 from smpart.runtime.model_worker import MODEL_BODY, ModelArgs
+from smpart.runtime.mps.crew import MpsCrew
 from smpart.runtime.segments import SharedSegment
 from smpart.runtime.sharing import SharedModel
 
@@ -65,14 +68,30 @@ def hire(job: Job, backend: Backend, resources: contextlib.ExitStack) -> Staff:
         return _on_cores(job, backend, resources)
     if isinstance(backend, Green):
         return on_gpu(job, backend, resources)
-    raise BackendUnavailable(f"backend {backend.name!r} runs no model yet; use auto, green or cores")
+    if isinstance(backend, Mps):
+        return on_mps(job, backend, resources)
+    raise BackendUnavailable(f"backend {backend.name!r} runs no model; use auto, green, mps or cores")
 
 
 def on_gpu(job: Job, backend: Backend, resources: contextlib.ExitStack, **options: str) -> Staff:
     """One process that holds the device, with its own KV memory there; `options` as in `DeviceArgs`."""
-    args = DeviceArgs(job.weights.dump(), job.facts, job.layout, job.kv, job.max_len, **options)  # type: ignore[arg-type]
-    crew = DeviceCrew(backend.device(), args)
+    crew = DeviceCrew(backend.device(), _device_args(job, **options))
     return Staff(crew, {"weights": job.weights.segment, "board": _board(job, resources)}, lambda: crew.blocks)
+
+
+def on_mps(
+    job: Job, backend: Mps, resources: contextlib.ExitStack, splits: Sequence[Split] | None = None, **options: str
+) -> Staff:
+    """A holder of the memory and a worker a share, under a daemon that runs as long; `options` as in `MpsCrew`."""
+    backend.start()
+    resources.callback(backend.stop)
+    crew = MpsCrew(backend, _device_args(job), splits, **options)
+    resources.callback(crew.close)
+    return Staff(crew, {"weights": job.weights.segment, "board": _board(job, resources)}, lambda: crew.blocks)
+
+
+def _device_args(job: Job, **options: str) -> DeviceArgs:
+    return DeviceArgs(job.weights.dump(), job.facts, job.layout, job.kv, job.max_len, **options)  # type: ignore[arg-type]
 
 
 def _on_cores(job: Job, backend: Cores, resources: contextlib.ExitStack) -> Staff:

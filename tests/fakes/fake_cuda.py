@@ -131,8 +131,8 @@ class Fake:
             options: ``short_rest=n``: every remainder lacks n SMs; ``short_context=n``: every green context does;
                 ``events_per_primary=1``: an event may be recorded in any stream of its primary context;
                 ``context_bytes=n``, ``graph_bytes=n``: device memory that each green context and each executable
-                graph takes; ``mps=1``: this process is a client of an MPS daemon; ``initialised=0``: ``cuInit`` was
-                not called.
+                graph takes; ``mps=1``: this process is a client of an MPS daemon; ``mps_sms=n``: MPS leaves it so many
+                SMs; ``initialised=0``: ``cuInit`` was not called.
         """
         if topology not in ("plain", "refuses-aligned"):
             raise ValueError(f"unknown topology {topology}")

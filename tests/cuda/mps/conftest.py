@@ -1,80 +1,14 @@
-"""The fake MPS control program, scripted for a test, and what it must not leave behind."""
+"""The fake MPS control program, in an environment without CUDA's variables."""
 
-import ast
 import os
-import shutil
-import signal
-import sys
-import tempfile
-from pathlib import Path
 
+import fake_mps as program
 import pytest
-
-PROGRAM = Path(__file__).parents[2] / "fakes" / "mps" / "nvidia-cuda-mps-control"
-
-
-class FakeMps:
-    """See the program for the keys of its script.
-
-    Attributes:
-        base: an empty directory with a short path, for daemons' directories.
-    """
-
-    def __init__(self, root):
-        self.base = root / "b"
-        self.base.mkdir()
-        # Run by this very interpreter: one that is found on PATH may be a slow wrapper.
-        program = root / PROGRAM.name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{PROGRAM}" "$@"\n')
-        program.chmod(0o700)
-        self.program = str(program)
-        self.variable = str(root / "script")
-        self._keys = {}
-
-    def script(self, **keys):
-        self._keys |= keys
-        Path(self.variable).write_text(repr(self._keys))
-
-    def fault(self, command, **what):
-        self.script(faults={**self._keys.get("faults", {}), command: what})
-
-    def mend(self):
-        self.script(faults={}, stubborn=[], clients=[])
-
-    def log(self, key):
-        """What was recorded under a key: ``launch``, ``command``, ``daemon`` or ``environment``."""
-        log = Path(f"{self.variable}.log")
-        entries = [ast.literal_eval(line) for line in log.read_text().splitlines()] if log.exists() else []
-        return [entry[key] for entry in entries if key in entry]
-
-    def homes(self):
-        return sorted(self.base.glob("smpart-mps-*"))
-
-    def processes(self):
-        """Everything that was started with this script and still runs."""
-        mark = os.fsencode(f"FAKE_MPS={self.variable}")
-        found = []
-        for directory in Path("/proc").iterdir():
-            if directory.name.isdecimal() and int(directory.name) != os.getpid():
-                try:
-                    if mark in (directory / "environ").read_bytes().split(b"\0"):
-                        found.append(int(directory.name))
-                except OSError:
-                    continue
-        return found
 
 
 @pytest.fixture
 def fake_mps(monkeypatch):
-    root = Path(tempfile.mkdtemp(prefix="fm-", dir="/tmp"))
-    fake = FakeMps(root)
-    monkeypatch.setenv("FAKE_MPS", fake.variable)
     for name in [each for each in os.environ if each.startswith("CUDA")]:
         monkeypatch.delenv(name)
-    yield fake
-    left, homes = fake.processes(), fake.homes()
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(root)
-    assert not left, "MPS processes were left running"
-    assert not homes, "directories were left behind"
+    with program.playing() as fake:
+        yield fake

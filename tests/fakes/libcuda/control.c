@@ -18,6 +18,7 @@ EXPORT bool fake_option(const char *name, long value) {
     else if (!strcmp(name, "short_context")) options.short_context = (unsigned)value;
     else if (!strcmp(name, "events_per_primary")) options.events_per_primary = value;
     else if (!strcmp(name, "mps")) options.mps = value;
+    else if (!strcmp(name, "mps_sms")) options.mps_sms = (unsigned)value;
     else if (!strcmp(name, "context_bytes")) options.context_bytes = (size_t)value;
     else if (!strcmp(name, "graph_bytes")) options.graph_bytes = (size_t)value;
     else known = false;

@@ -143,7 +143,7 @@ int attribute(CUdevice_attribute name) {
     const bool hopper = gpu->major >= 9;
     const bool consumer = gpu->major == 12 || (gpu->major == 8 && gpu->minor);
     switch (name) {
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return (int)gpu->sms;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return (int)(options.mps_sms ? options.mps_sms : gpu->sms);
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return gpu->major;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return gpu->minor;
     case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: return gpu->l2_bytes;

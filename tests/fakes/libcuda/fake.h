@@ -137,6 +137,7 @@ typedef struct Options {
     unsigned short_context; /* SMs missing from every green context */
     bool events_per_primary;/* an event may be recorded in any stream of its primary context */
     bool mps;               /* the process is a client of an MPS daemon */
+    unsigned mps_sms;       /* SMs that MPS leaves it; 0: all */
     size_t context_bytes;   /* device memory that a green context takes */
     size_t graph_bytes;     /* ...and an executable graph */
 } Options;
