@@ -44,20 +44,25 @@ def served(driver: Fake) -> Iterator[tuple[Any, Deployment]]:
         yield model, deployment
 
 
-@pytest.mark.parametrize("seed", range(3))
+def few(*values: Any) -> list[Any]:
+    """The first two always, the others only when everything is run: each takes seconds."""
+    return [pytest.param(value, marks=[pytest.mark.slow] if at > 1 else []) for at, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("seed", few(*range(4)))
 def test_any_schedule_gives_the_tokens_of_generate(served: Any, seed: int) -> None:
     model, deployment = served
     run(deployment, model, seed)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", few(*range(4)))
 def test_a_killed_device_process_costs_time_and_no_token(served: Any, seed: int) -> None:
     """Its KV memory dies with it: every request starts again, and finishes with the same tokens."""
     model, deployment = served
     run(deployment, model, 100 + seed, kills=1, cancels=0.0)
 
 
-@pytest.mark.parametrize("policy", ["mixed", "chunked:48", "static:64/68", "smpart"])
+@pytest.mark.parametrize("policy", few("static:64/68", "smpart", "mixed", "chunked:48"))
 def test_every_policy_gives_the_tokens_of_generate(served: Any, policy: str) -> None:
     model, deployment = served
     rng = np.random.default_rng(7)
