@@ -31,7 +31,7 @@ install = for try in 1 2 3; do \
 	test $$try -lt 3 || { echo "pip install $(1): failed three times" >&2; exit 1; }; \
 	echo "pip install $(1): trying again" >&2; sleep 3; done
 
-.PHONY: help setup model demo test test-all check format bench clean
+.PHONY: help setup model demo test test-all check format bench gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,10 @@ format: setup ## rewrite the code in the project's format
 bench: model ## the committed benchmarks alone; their JSON goes to out/benchmarks.json
 	@mkdir -p out
 	@$(BIN)/python -m pytest tests -r N --benchmark-only --benchmark-json out/benchmarks.json
+
+# A machine with a GPU may have no .venv: then its own python3 has torch, and everything is left as it is.
+gpu-check: ## what only a GPU can settle, in under eight minutes; its JSON goes to out/gpu_check.json
+	@PYTHONPATH=. $(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m smpart.bench.gpu_check --out out/gpu_check.json
 
 clean: ## remove .venv and everything that was built (the model's cache stays)
 	rm -rf $(VENV) build dist out *.egg-info .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -20,7 +20,7 @@ from smpart.partition.green import Green, GreenPlaces
 
 HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 FOREVER = 1 << 21
-"""Bursts of a kernel that is told to stop: half a minute, should nobody tell it."""
+"""Bursts of a kernel that is told to stop: ten seconds or so, should nobody tell it."""
 
 
 class OnStream:

@@ -78,18 +78,19 @@ def _blocks(program: Program, one: Place, other: Place) -> None:
     program.write(table, np.array(addresses, np.uint64))
     program.write(chosen, ids)
     for staged in (_FLOAT16, _INT8):
-        for address, page in zip(addresses, pages, strict=True):
-            program.write(address, page)
         stride = 2 * layers * 16 * 2 * (64 * 2 + 4) + 64
         staging = program.memory(stride * len(ids))
         sizes = [int32(n) for n in (len(ids), layers, blocks, 16, 2, 64, _FLOAT16, staged)]
         arguments = (pointer(staging), int64(stride), pointer(table), pointer(chosen), *sizes)
-        for name in ("gather", "scatter"):
+        for name, before in (("gather", pages), ("scatter", [np.zeros_like(page) for page in pages])):
+            for address, page in zip(addresses, before, strict=True):
+                program.write(address, page)
             program.launch(program.kernel("kv_blocks", name), one, 12, 128, arguments)
             program.wait(one)
         for address, page in zip(addresses, pages, strict=True):
             back = program.read(address, np.empty_like(page))
-            assert np.abs(back - page).max() <= (0.05 if staged == _INT8 else 0.0), "blocks came back changed"
+            wrong = np.abs(back[:, ids].astype(np.float32) - page[:, ids]).max()
+            assert wrong <= (0.05 if staged == _INT8 else 0.0), f"blocks came back changed by {wrong}"
 
 
 if __name__ == "__main__":

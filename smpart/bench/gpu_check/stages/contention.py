@@ -25,8 +25,8 @@ from smpart.runtime.device.machine import Machine
 
 PARTS_OF_PREFILL = (0.5, 0.75, 0.25, 0.88, 0.12, 0.62, 0.38)
 """Shares of the device that prefill gets in the splits that are measured, the most telling first."""
-_SOLO, _BESIDE = 5, 5
-"""Repeats of a forward alone, and of a prefill beside decode steps."""
+_SOLO, _STEPS, _BESIDE = 5, 16, 5
+"""Repeats of a prefill alone, of a decode step alone, and of a prefill beside decode steps."""
 _ENOUGH_S = 1.5
 """...but no further one after so many seconds of them."""
 _WORTH_S, _MARGIN_S = 20.0, 6.0
@@ -72,7 +72,9 @@ class Table:
 
     def alone(self, work: Work) -> Figures:
         """A row of one shape alone."""
-        self._time(work)  # captures and compiles
+        if work.side is Side.DECODE:
+            return self._row(work, None, self._steps(work))
+        self._time(work)  # compiles
         timed: list[Timed] = []
         while len(timed) < _SOLO and sum(t.seconds for t in timed) < _ENOUGH_S:
             timed.append(self._time(work))
@@ -92,6 +94,22 @@ class Table:
             prefills.append(Timed(whole.seconds, host))
             steps += [Timed(c.seconds, pace) for c in done if c.work.side is Side.DECODE and _within(c, whole)]
         return [self._row(prefill, decode, prefills), self._row(decode, prefill, steps)]
+
+    def _steps(self, decode: Work) -> list[Timed]:
+        """Steps that follow one another, as many in flight as the lane takes; the first ones, not yet so, left out."""
+        lanes, flying, timed = self._machine.lanes, 0, list[Timed]()
+        self._loads.run(self._loads.again(decode))  # captures and compiles
+        while len(timed) < _STEPS + lanes.depth:
+            while flying < lanes.depth:
+                began = perf_counter()
+                lanes.launch(self._loads.again(decode))
+                host = perf_counter() - began
+                flying += 1
+            came = self._loads.wait(1)
+            timed += [Timed(done.seconds, host) for done in came]
+            flying -= len(came)
+        self._loads.wait(flying)
+        return timed[lanes.depth :]
 
     def _steps_until(self, first: Work, decode: Work) -> tuple[list[Completion], float]:
         """Keep decode steps in flight until the prefill has ended; all completions, and the median launch."""

@@ -82,7 +82,8 @@ def _eager(rig: Rig, rows: Sequence[int], context: int, setting: Setting) -> lis
     machine = rig.machine(graphs=False)
     loads = Loads(machine.lanes, rig.board, machine.info.blocks, setting.seed)
     try:
-        return [_steps(loads, _middle(machine.lanes.splits()), count, context) for count in rows]
+        middle = _middle(machine.lanes.splits())
+        return [_steps(loads, middle, count, context, _repeats(setting)) for count in rows]
     finally:
         machine.lanes.close()
 
@@ -104,7 +105,7 @@ def _captured(rig: Rig, rows: Sequence[int], context: int, setting: Setting, rec
             captures.append(_first(loads, split, count, context))
             asked += 1
             if number < min(_TIMED, len(rows)):
-                replays.append(_steps(loads, split, count, context))
+                replays.append(_steps(loads, split, count, context, _repeats(setting)))
             record.put(
                 replay=replays,
                 asked=asked,
@@ -137,12 +138,12 @@ def _first(loads: Loads, split: Split, rows: int, context: int) -> float:
     return took
 
 
-def _steps(loads: Loads, split: Split, rows: int, context: int) -> Figures:
+def _steps(loads: Loads, split: Split, rows: int, context: int, repeats: int) -> Figures:
     """Steps of one size, one at a time: the device's seconds and the host's."""
     device, host = [], []
     work = loads.decode(split, rows, context)
     loads.run(work)
-    for _ in range(_STEPS):
+    for _ in range(repeats):
         again = loads.again(work)
         began = perf_counter()
         loads.lanes.launch(again)
@@ -150,6 +151,10 @@ def _steps(loads: Loads, split: Split, rows: int, context: int) -> Figures:
         (done,) = loads.wait(1)
         device.append(1e3 * done.seconds)
     return {"split": str(split), "rows": rows, "step_ms": spread(device), "launch_ms": spread(host)}
+
+
+def _repeats(setting: Setting) -> int:
+    return 2 if setting.tiny else _STEPS
 
 
 def _middle(splits: Sequence[Split]) -> Split:
