@@ -131,6 +131,10 @@ class ProcessLanes:
         split = last.split if last is not None else next(s for s in self.splits() if s.units(side))
         return self._worker(side, split).pid
 
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of all workers, in the order of the crew's seats."""
+        return tuple(worker.pid for worker in self._workers)
+
     def close(self) -> None:
         """End the workers. Idle ones close their body first; unfinished work is dropped."""
         with self._wake_lock:

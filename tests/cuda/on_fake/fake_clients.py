@@ -36,9 +36,7 @@ def open_unlimited() -> Glue:
 
 def open_without_ipc() -> Glue:
     """A device whose memory goes by file descriptor."""
-    glue = open_glue()
-    fake_cuda.load(os.environ.get("FAKE_DRIVER", "13.0"))
-    return glue
+    return _glue(_share(), refused="cuIpcGetMemHandle")
 
 
 def open_none() -> Glue:
@@ -55,9 +53,11 @@ def reports(zygote: int) -> list[str]:
     return found
 
 
-def _glue(options: dict[str, int]) -> Glue:
+def _glue(options: dict[str, int], refused: str | None = None) -> Glue:
     fake = fake_cuda.load(os.environ.get("FAKE_DRIVER", "13.0"))
     fake.reset(**options)
+    if refused is not None:
+        fake.fail(refused, code=801, times=None)
     return Glue(driver(), torch.device("cpu"), lambda units: CpuQueue(), _view, partial(_report, fake))
 
 
