@@ -1,6 +1,9 @@
 """Green contexts on the fake driver: what is made, on which chip and driver, and what happens when a call fails."""
 
+import dataclasses
 import itertools
+import threading
+from types import TracebackType
 
 import pytest
 from fake_cuda import Fake
@@ -81,6 +84,18 @@ def test_a_recent_driver_cuts_both_groups_in_one_call_and_gives_each_a_queue(fak
     assert described and all(call[-1] == 2 for call in described), described[0]
 
 
+@pytest.mark.drivers("13.1")
+def test_where_the_driver_has_queues_each_lane_has_one_that_is_its_own(fake: Fake) -> None:
+    types, scopes = driver().api.CUdevResourceType, driver().api.CUdevWorkqueueConfigScope
+    with Green().open(step=56) as places:
+        for place in places.all().values():
+            if place.green is not None:
+                kind = types.CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG
+                queue = driver()("cuGreenCtxGetDevResource", place.green, kind).wqConfig
+                assert queue.sharingScope == scopes.CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
+                assert queue.wqConcurrencyLimit == 1
+
+
 @pytest.mark.drivers("13.0")
 def test_an_older_driver_takes_a_group_and_the_remainder(fake: Fake) -> None:
     with Green().open() as places:
@@ -88,10 +103,33 @@ def test_an_older_driver_takes_a_group_and_the_remainder(fake: Fake) -> None:
     assert all(call[-1] == 1 for call in fake.calls("cuDevResourceGenerateDesc"))
 
 
+@pytest.mark.drivers("12.8", "13.0")
+@pytest.mark.parametrize(("version", "directly"), [((12, 4), False), ((12, 5), True)])
+def test_since_12_5_a_green_context_makes_its_own_streams(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], directly: bool
+) -> None:
+    monkeypatch.setattr(driver(), "version", version)
+    with Green().open(step=56) as places:
+        contexts = sum(place.green is not None for place in places.all().values())
+        assert len(fake.calls("cuGreenCtxStreamCreate")) == (contexts if directly else 0)
+        for place in places.all().values():
+            assert int(driver()("cuStreamGetGreenCtx", place.stream) or 0) == int(place.green or 0)
+
+
 @pytest.mark.drivers("12.4")
 def test_the_oldest_driver_makes_streams_by_way_of_the_context(fake: Fake) -> None:
     with Green().open():
         assert not fake.calls("cuGreenCtxStreamCreate")
+
+
+@pytest.mark.drivers("13.0")
+def test_what_the_contexts_take_is_told(fake: Fake) -> None:
+    with Green().open() as places:
+        assert places.memory_bytes == 0
+    fake.reset("h200", context_bytes=3 << 20)
+    with Green().open() as places:
+        assert places.memory_bytes == 30 * (3 << 20)
+        assert str(places) == "17 splits, 30 contexts, 90 MiB"
 
 
 @pytest.mark.drivers(*ALL)
@@ -110,7 +148,8 @@ def test_a_split_that_loses_sms_is_not_made_and_said_so(fake: Fake) -> None:
         pytest.skip("there the second group takes what is left, and no remainder is used")
     with Green().open() as places:
         assert [split.exclusive for split in places.splits()] == [True, True]
-        assert len(places.refused) == 15 and "15 splits refused" in str(places)
+        assert len(places.refused) == 15 and str(places).endswith(" MiB, 15 splits refused by the device")
+        assert set(places.refused.values()) == {"this chip's topology gives no such partition"}
 
 
 @pytest.mark.drivers(*ALL)
@@ -207,6 +246,71 @@ def test_why_it_cannot_be_used(fake: Fake) -> None:
     fake.reset(None)
     why = Green().why_unusable()
     assert why is not None and "no NVIDIA device is visible" in why
+
+
+@pytest.mark.drivers("13.0")
+def test_which_driver_is_too_old(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver(), "version", (12, 4))
+    assert Green().why_unusable() is None
+    monkeypatch.setattr(driver(), "version", (12, 3))
+    assert Green().why_unusable() == (
+        "green contexts need a driver of CUDA 12.4 or later; this one is of 12.3: update it"
+    )
+
+
+@pytest.mark.drivers("13.0")
+def test_which_gpu_is_too_small(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(units: int) -> None:
+        monkeypatch.setattr(Gpu, "find", lambda api: dataclasses.replace(gpu, units=units))
+
+    gpu = Gpu.find(driver())
+    of(16)
+    assert Green().why_unusable() is None
+    of(15)
+    assert Green().why_unusable() == "NVIDIA H200 has 15 SMs: too few to split (groups of 8 or more)"
+
+
+class Turnstile:
+    """A lock that tells when somebody stands before it."""
+
+    def __init__(self) -> None:
+        self.came = threading.Semaphore(0)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self.came.release()
+        self._lock.acquire()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._lock.release()
+
+
+@pytest.mark.drivers("13.0")
+def test_two_threads_ask_a_context_one_after_the_other(fake: Fake) -> None:
+    with Green().open(step=56) as places:
+        turnstile = places._one_at_a_time = Turnstile()  # type: ignore[assignment]
+        place = next(place for place in places.all().values() if place.green is not None)
+        seen: list[int] = []
+        asking = [threading.Thread(target=lambda: seen.append(places.read_back(place))) for _ in range(2)]
+        with fake.held("cuGreenCtxGetDevResource"):
+            asking[0].start()
+            fake.wait_held()
+            asking[1].start()
+            assert turnstile.came.acquire(timeout=20) and turnstile.came.acquire(timeout=20)
+        for thread in asking:
+            thread.join()
+        assert seen == [place.units] * 2
+
+
+@pytest.mark.drivers("13.0")
+def test_what_cannot_be_given_back_is_said(fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
+    places = Green().open(step=56)
+    fake.fail("cuGreenCtxDestroy", code=999)
+    places.close()
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert record.getMessage().startswith("while giving back the device: cuGreenCtxDestroy failed with")
+    assert fake.live() == {"green context": 1}
+    fake.excuse_live()
 
 
 @pytest.mark.drivers("13.0")
