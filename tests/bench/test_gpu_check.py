@@ -279,7 +279,11 @@ STAGES: dict[str, Any] = {
         "bf16": {"most_below_likeliest": 0.1, "noise_of_plain_forward": 0.2},
     },
     "switch": {"switch_host_us": 3.0, "switch_device_us": 5.0},
-    "profile": {"handoff_copied_bytes": {"DtoD": 0}, "profiled_steady": {"host_waits": {}}, "steady": {"bubble": 0.01}},
+    "profile": {
+        "handoff_copied_bytes": {"DtoD": 0},
+        "profiled_steady": {"host_waits": {}, "works_on_device": 9},
+        "steady": {"bubble": 0.01},
+    },
     "graphs": {"graphs_share": 0.07},
     "serving": {"side_by_side": {"bubble": {"smpart": {"decode": 0.02}}}},
 }

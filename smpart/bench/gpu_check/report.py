@@ -68,7 +68,7 @@ TARGETS = (
     Target(
         "host waits in the steady state",
         "none",
-        lambda s: sum(s["profile"]["profiled_steady"]["host_waits"].values()),
+        lambda s: _waits(s["profile"]["profiled_steady"]),
         lambda waits: waits == 0,
     ),
     Target("switch, host (us)", "<= 4.1 (Bullet)", lambda s: s["switch"]["switch_host_us"], lambda us: us <= 4.1),
@@ -188,7 +188,19 @@ def _gemm(stage: Mapping[str, Any]) -> list[str]:
 
 
 def _serving(stage: Mapping[str, Any]) -> list[str]:
-    return [f"{name}: {values}" for name, values in stage["side_by_side"].items()]
+    made = []
+    for name, by_policy in stage["side_by_side"].items():
+        made += [f"{name:16}" + "   ".join(f"{policy} {_short(found)}" for policy, found in by_policy.items())]
+    return made
+
+
+def _tokens(stage: Mapping[str, Any]) -> list[str]:
+    exact = (f"{r['policy']}: {r['equal']} of {r['requests']}, {r['splits_used']} splits" for r in stage["fp32"])
+    return [f"fp32: {'; '.join(exact)}", f"bf16: {_short(stage['bf16'])}"]
+
+
+def _conform(stage: Mapping[str, Any]) -> list[str]:
+    return [f"{check}: {why[:150]}" for check, why in stage["failed"].items()]
 
 
 def _profile(stage: Mapping[str, Any]) -> list[str]:
@@ -213,6 +225,8 @@ def _sanitizer(stage: Mapping[str, Any]) -> list[str]:
 
 _DETAILS: dict[str, tuple[Callable[[Mapping[str, Any]], list[str]], ...]] = {
     "doctor": (_doctor,),
+    "conformance": (_conform,),
+    "tokens": (_tokens,),
     "switch": (_switch,),
     "graphs": (_graphs,),
     "contention": (_contention,),
@@ -222,6 +236,19 @@ _DETAILS: dict[str, tuple[Callable[[Mapping[str, Any]], list[str]], ...]] = {
     "mps": (_mps,),
     "sanitizer": (_sanitizer,),
 }
+
+
+def _waits(steady: Mapping[str, Any]) -> int:
+    if not steady["works_on_device"]:
+        raise ValueError("the profiler saw no device")
+    return sum(steady["host_waits"].values())
+
+
+def _short(found: Any) -> str:
+    """A figure, or several under their names, in few digits."""
+    if isinstance(found, Mapping):
+        return ", ".join(f"{name} {_short(value)}" for name, value in found.items())
+    return f"{found:.4g}" if isinstance(found, float) else str(found)
 
 
 def _over(figures: Mapping[str, float], one: str, other: str) -> float:
@@ -245,4 +272,4 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _found(value: object) -> str:
     if value is None:
         return "not measured"
-    return f"{value[0]} of {value[1]}" if isinstance(value, tuple) else str(value)
+    return f"{value[0]} of {value[1]}" if isinstance(value, tuple) else _short(value)

@@ -148,10 +148,6 @@ class Rig:
         if self.parts.where.type == "cuda":
             torch.cuda.synchronize(self.parts.where)
 
-    def memory_bytes(self) -> int:
-        """Device memory that torch holds."""
-        return int(torch.cuda.memory_reserved(self.parts.where)) if self.parts.where.type == "cuda" else 0
-
     def close(self) -> None:
         """Give the device back; the machines' lanes are closed."""
         self.settle()

@@ -56,7 +56,7 @@ def test_doctor_reads_every_split_and_looks_at_its_sms(fake: Fake, tmp_path: Pat
     figures: Any = record.figures
     assert len(figures["splits"]) == figures["of"] == 17
     assert all(split["as_asked"] for split in figures["splits"].values())
-    assert len(figures["sms"]["64/68 prefill"]) == 64 and len(figures["sms"]["64/68 decode"]) == 68
+    assert figures["sms"]["64/68 prefill"] == "0-63" and figures["sms"]["64/68 decode"] == "64-131"
     assert figures["looked_at"] == "every side has its SMs and shares none"
     # No block of the fake's meets another: that must be told, never taken for a proof.
     assert figures["proved"] == 0

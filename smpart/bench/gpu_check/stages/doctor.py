@@ -6,7 +6,7 @@ See csrc/handshake.cu for what the three meetings of a split prove.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,13 +80,28 @@ def read_back(places: GreenPlaces, split: Split) -> Figures:
 def look(places: GreenPlaces, record: Record) -> None:
     """The hardware's own numbers of each side's SMs: as many as promised, none on both sides; which sets nest."""
     sms = read_sms(driver(), places.gpu, places)
-    record.put(sms={f"{split} {side.value}": sorted(found) for (side, split), found in sms.items()})
+    record.put(sms={f"{split} {side.value}": ranges(found) for (side, split), found in sms.items()})
     try:
         places.learn(sms)
         record.put(looked_at="every side has its SMs and shares none")
     except SmpartError as error:
         record.fault(str(error))
     record.put(**nesting(places, sms))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as runs.
+
+    >>> ranges({4, 0, 1, 2, 7, 8})
+    '0-2,4,7-8'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def nesting(places: GreenPlaces, sms: Sms) -> Figures:

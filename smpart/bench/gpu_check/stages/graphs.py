@@ -97,6 +97,7 @@ def _captured(rig: Rig, rows: Sequence[int], context: int, setting: Setting, rec
     logging.getLogger("smpart").addHandler(warnings)
     lanes = [split for split in machine.lanes.splits() if split.decode][: 2 if setting.tiny else None]
     middle = _middle(machine.lanes.splits())
+    free = rig.parts.free_bytes()
     captures: list[float] = []
     replays: list[Figures] = []
     asked = 0
@@ -111,8 +112,7 @@ def _captured(rig: Rig, rows: Sequence[int], context: int, setting: Setting, rec
                 asked=asked,
                 captured=len(graphs),
                 first_step_ms=spread([1e3 * each for each in captures]),
-                graphs_mib=round(graphs.memory_bytes / 2**20, 1),
-                graphs_share=round(graphs.memory_bytes / rig.parts.device.memory_bytes, 5),
+                **_memory(graphs.memory_bytes, free - rig.parts.free_bytes(), rig.parts.device.memory_bytes),
                 not_captured=warnings.lines[:3],
             )
             if record.left() < 5.0:
@@ -121,6 +121,15 @@ def _captured(rig: Rig, rows: Sequence[int], context: int, setting: Setting, rec
         machine.lanes.close()
     missing = asked - len(graphs)
     record.require(not missing, f"{missing} of {asked} steps were not captured: {warnings.lines[:1]}")
+
+
+def _memory(counted: int, gone: int, whole: int) -> Figures:
+    """What the graphs take: as torch counts it, and as free memory has become less; the share is of the larger."""
+    return {
+        "graphs_mib": round(counted / 2**20, 1),
+        "free_memory_gone_mib": round(gone / 2**20, 1),
+        "graphs_share": round(max(counted, gone) / whole, 5),
+    }
 
 
 def _order(rows: Sequence[int], splits: Sequence[Split], middle: Split) -> list[tuple[int, Split]]:
