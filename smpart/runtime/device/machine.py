@@ -212,6 +212,8 @@ def assemble(
         return ModelBody(DeviceFeed(adapter, pages, tokens, board, queues[side], attention, captured))
 
     lanes = StreamLanes(parts.api, parts.device, parts.places, body)
+    if parts.where.type == "cuda":  # what was queued so far lies on torch's default stream, which no lane waits for
+        torch.cuda.synchronize(parts.where)
     notes = {
         **parts.notes,
         "attention": f"{choice.name} ({choice.reason})",
