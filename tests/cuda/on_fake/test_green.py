@@ -207,6 +207,9 @@ def test_two_splits_are_not_disjoint_until_their_sms_were_seen(fake: Fake) -> No
         pairs = list(itertools.product(places.splits(), repeat=2))
         assert all(places.disjoint(p, d) == (p == d and not p.exclusive) for p, d in pairs)
         sms = {key: frozenset(key[1].indices(key[0], 132)) for key in places.all()}
+        for side in Side:  # of one side's SMs alone nothing follows
+            places.learn({key: found for key, found in sms.items() if key[0] is side})
+            assert all(places.disjoint(p, d) == (p == d and not p.exclusive) for p, d in pairs)
         places.learn(sms)
         for prefill, decode in pairs:
             apart = prefill.prefill + decode.decode <= 132 and not prefill.exclusive and not decode.exclusive
