@@ -61,6 +61,7 @@ class Mps:
         mode: how workers get their shares.
         foreign: use the daemon that CUDA_MPS_PIPE_DIRECTORY or /tmp/nvidia-mps leads to, instead of one of our own.
             It is neither stopped nor configured.
+        split: the one that an engine serves with static partitions, beside the exclusive ones; None: the middle one.
         api: this process's driver.
         program: the MPS control program.
     """
@@ -70,6 +71,7 @@ class Mps:
         mode: Mode = Mode.PERCENTAGE,
         *,
         foreign: bool = False,
+        split: Split | None = None,
         api: Callable[[], Driver] = driver,
         find: Callable[[Driver], Gpu] = Gpu.find,
         program: str = PROGRAM,
@@ -78,7 +80,7 @@ class Mps:
             raise UsageError(
                 "a foreign MPS daemon is not configured, so it gets no static partitions: use mps:partition"
             )
-        self.mode = mode
+        self.mode, self.split = mode, split
         self.name = "mps:foreign" if foreign else "mps" if mode is Mode.PERCENTAGE else f"mps:{mode}"
         self._foreign = foreign
         self._api, self._find, self._program = api, find, program
@@ -333,7 +335,10 @@ class Mps:
         return None
 
 
-@register("mps", kind="cuda", rank=20, arguments=("", "affinity", "partition", "foreign"))
+@register("mps", kind="cuda", rank=20, arguments=("", "affinity", "partition", "partition:P/D", "foreign"))
 def open_mps(argument: str) -> Backend:
-    """Workers under MPS: by percentage (``mps``), ``mps:affinity``, ``mps:partition``; or ``mps:foreign``."""
-    return Mps(foreign=True) if argument == "foreign" else Mps(Mode(argument) if argument else Mode.PERCENTAGE)
+    """Workers under MPS: by percentage (``mps``), ``mps:affinity``, ``mps:partition:96/32``; or ``mps:foreign``."""
+    mode, _, split = argument.partition(":")
+    if mode == "foreign":
+        return Mps(foreign=True)
+    return Mps(Mode(mode) if mode else Mode.PERCENTAGE, split=Split.parse(split) if split else None)

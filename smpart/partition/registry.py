@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ class Entry:
     Attributes:
         kind: the kind of `Device` it splits.
         rank: `auto` takes the usable backend with the highest; None: only when asked for by name.
-        arguments: what may follow the colon; empty: nothing may.
+        arguments: what may follow the colon, ``P/D`` standing for a split; empty: nothing may.
     """
 
     name: str
@@ -76,7 +77,7 @@ def open_backend(spec: str) -> Backend:
     if entry is None:
         known = ", ".join(spelling for each in _entries() for spelling in _spellings(each))
         raise UsageError(f"backend {spec!r} is unknown; there are auto, {known}")
-    if argument not in entry.arguments and (colon or entry.arguments):
+    if not _takes(entry, argument) and (colon or entry.arguments):
         known = ", ".join(_spellings(entry)) or name
         raise UsageError(f"backend {spec!r}: write {known}")
     return entry.open(argument)
@@ -94,6 +95,11 @@ def _choose() -> Backend:
             return backend
         reasons.append(f"{backend.name}: {why}")
     raise BackendUnavailable(f"no backend works here ({'; '.join(reasons)}); sim:<gpu> works everywhere")
+
+
+def _takes(entry: Entry, argument: str) -> bool:
+    forms = (re.escape(each).replace("P/D", r"\d+/\d+") for each in entry.arguments)
+    return any(re.fullmatch(form, argument) for form in forms)
 
 
 def _find(name: str) -> Entry | None:

@@ -54,7 +54,7 @@ class MpsCrew:
 
     Args:
         splits: those to serve, beside the exclusive ones; None: as many as `Mps.pool` takes. With static partitions
-            one, made here.
+            one, made here; None: `Mps.split`, or the middle one.
         glue: ``module:function`` that gives each process's `Glue`.
 
     Attributes:
@@ -229,7 +229,7 @@ def _partitioned(mps: Mps, splits: Sequence[Split] | None) -> tuple[Post, ...]:
     shared = [split for split in every if not split.exclusive]
     if not shared:
         raise BackendUnavailable("this device has too few SMs for two static partitions: use mps")
-    chosen = [shared[len(shared) // 2]] if splits is None else list(splits)
+    chosen = [mps.split or shared[len(shared) // 2]] if splits is None else list(splits)
     if len(chosen) != 1:
         raise UsageError(f"static partitions serve one split, not {len(chosen)}: choose one, or use mps")
     mps.arrange(chosen[0])

@@ -60,6 +60,11 @@ def test_it_opens_by_name(name):
     assert isinstance(backend, Backend) and backend.name == name
 
 
+def test_static_partitions_may_be_told_their_split():
+    backend = open_backend("mps:partition:96/32")
+    assert isinstance(backend, Mps) and (backend.mode, backend.split) == (Mode.PARTITION, Split(96, 32))
+
+
 def test_auto_prefers_green_to_it_and_it_to_cores():
     backends()  # loads them all
     ranks = [registry._ENTRIES[name].rank for name in ("cores", "mps", "green")]
@@ -67,8 +72,9 @@ def test_auto_prefers_green_to_it_and_it_to_cores():
 
 
 def test_other_names_are_refused():
-    with pytest.raises(UsageError, match="mps:affinity, mps:partition, mps:foreign"):
-        open_backend("mps:half")
+    for name in ("mps:half", "mps:partition:9", "mps:foreign:96/32"):
+        with pytest.raises(UsageError, match="mps:affinity, mps:partition, mps:partition:P/D, mps:foreign"):
+            open_backend(name)
     with pytest.raises(UsageError, match="not configured"):
         Mps(Mode.PARTITION, foreign=True)
 

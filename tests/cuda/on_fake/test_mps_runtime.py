@@ -62,10 +62,11 @@ def deploy(
     mode: Mode = Mode.PERCENTAGE,
     kv: KVConfig | None = None,
     splits: Sequence[Split] | None = SPLITS[:1],
+    split: Split | None = None,
 ) -> Deployment:
     kv = kv or KVConfig(max_len=256, blocks=40, max_requests=8)
     hire = partial(on_mps, splits=splits, glue=f"fake_clients:{glue}")
-    return deploy_real(model, None, Mps(mode, program=daemons.program), kv, name="llama", hire=hire)
+    return deploy_real(model, None, Mps(mode, split=split, program=daemons.program), kv, name="llama", hire=hire)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,7 @@ def test_shares_by_execution_affinity(model: Any, daemons: FakeMps) -> None:
 
 @pytest.mark.drivers("13.1")
 def test_static_partitions_serve_one_split_and_the_exclusive_ones(model: Any, daemons: FakeMps) -> None:
-    with deploy(model, daemons, mode=Mode.PARTITION, splits=[Split(96, 32)]) as deployment:
+    with deploy(model, daemons, mode=Mode.PARTITION, splits=None, split=Split(96, 32)) as deployment:
         lanes = lanes_of(deployment)
         assert list(map(str, lanes.splits())) == ["0/128", "96/32", "128/0"]
         assert lanes.disjoint(Split(96, 32), Split(96, 32))
