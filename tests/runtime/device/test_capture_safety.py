@@ -183,7 +183,7 @@ def test_the_trial_names_the_operator_and_the_line(read, operator):
         read(arguments[0])
 
     model = random_model("gemma3_text")  # whose second layer differs from the first
-    model.model.layers[1].register_forward_pre_hook(hook)
+    model.model.layers[1].mlp.register_forward_pre_hook(hook)
     found = ModelAdapter(model).facts.uncapturable
     assert found.startswith(operator)
     assert "(test_capture_safety.py:" in found
