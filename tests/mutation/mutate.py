@@ -1,11 +1,12 @@
 """Breaks the code under the CUDA lanes in every small way, and counts the mistakes that its tests notice.
 
-    make mutation                                   # the backends green and mps
-    python tests/mutation/mutate.py cuda/streams       # another file of smpart/partition, or several
+    make mutation                                    # the mistakes of mistakes.toml; the backends green and mps
+    python tests/mutation/mutate.py cuda/streams     # another file of smpart/partition, or several
 
 Each mutant (see `mutants`) is written into a copy of the tree and given to those tests that run the changed line, in a
 process of its own, which begins with the libraries already loaded. Survivors are printed. Those that `equivalent.toml`
-explains do no harm; fewer than `--least` percent of the others killed is a failure.
+explains do no harm; fewer than `--least` percent of the others killed is a failure, and so is any of `mistakes.toml`
+that no test notices.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import coverage
 import pytest
@@ -31,6 +34,7 @@ from mutants import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "out" / "mutation.json"
+MISTAKES = Path(__file__).with_name("mistakes.toml")
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 COPIED = ("smpart", "tests", "pyproject.toml")
 PRELOADED = ("numpy", "hypothesis", "cuda.bindings.driver")
@@ -169,10 +173,31 @@ def is_killed(copy: Copy, mutant: Mutant, suite: Suite, lines: dict[int, list[st
         tests = set(suite.tests)
     if not tests:
         return False
-    return copy.inside(lambda: copy.test(suite, sorted(tests)), limit_s=20 + 5 * seconds) not in (0, 5)
+    return copy.inside(partial(copy.test, suite, sorted(tests)), limit_s=20 + 5 * seconds) not in (0, 5)
 
 
-def mutate(name: str, only: str, say: Callable[[str], None]) -> dict[str, object]:
+def killer(copy: Copy) -> str:
+    """The first test that failed in the copy's last run."""
+    lines = (copy.root / "log").read_text().splitlines()
+    failed = [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0] if failed else "the process ended"
+
+
+def make_mistake(mistake: dict[str, str]) -> str | None:
+    """Make one of `mistakes.toml`; what noticed it."""
+    with tempfile.TemporaryDirectory(prefix="smpart-mutation-") as folder:
+        copy = Copy(Path(folder), mistake["file"])
+        old, new = mistake["old"].strip("\n"), mistake["new"].strip("\n")
+        if copy.source.count(old) != 1:
+            raise SystemExit(f"{mistake['name']}: its old text does not stand once in {mistake['file']}.py")
+        copy.file.write_text(copy.source.replace(old, new))
+        for suite in SUITES[mistake["file"]]:
+            if copy.inside(partial(copy.test, suite, suite.tests), limit_s=600) not in (0, 5):
+                return killer(copy) if suite.driver is None else f"{killer(copy)} (driver {suite.driver})"
+    return None
+
+
+def mutate(name: str, only: str) -> dict[str, Any]:
     """Break one file in every way; what came of it."""
     with tempfile.TemporaryDirectory(prefix="smpart-mutation-") as folder:
         copy = Copy(Path(folder), name)
@@ -191,10 +216,10 @@ def mutate(name: str, only: str, say: Callable[[str], None]) -> dict[str, object
                 killed += 1
             else:
                 survived.append({"line": mutant.line, "change": mutant.change})
-                say(f"{name}:{mutant.first}  {mutant.line}\n    {mutant.change}")
+                print(f"{name}:{mutant.first}  {mutant.line}\n    {mutant.change}")
         for line, change in sorted(known) if not only else ():
-            say(f"{name}: equivalent.toml names a mutant that there is not: {line}: {change}")
-    return {"file": name, "killed": killed, "equivalent": equivalent, "survived": survived}
+            print(f"{name}: equivalent.toml names a mutant that there is not: {line}: {change}")
+    return {"killed": killed, "equivalent": equivalent, "survived": survived}
 
 
 def equivalents(name: str) -> list[dict[str, str]]:
@@ -205,27 +230,34 @@ def equivalents(name: str) -> list[dict[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", default=["green", "mps"], help=", ".join(SUITES))
+    parser.add_argument("files", nargs="*", default=["mistakes", "green", "mps"], help=", ".join(["mistakes", *SUITES]))
     parser.add_argument("--least", type=float, default=90.0, help="percent of mutants to kill (default 90)")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants of lines that hold this text")
     chosen = parser.parse_args()
     for module in PRELOADED:
         __import__(module)
-    results = []
-    for name in chosen.files:
+    sys.stdout.reconfigure(line_buffering=True)
+    results: dict[str, Any] = {}
+    good = True
+    for mistake in tomllib.loads(MISTAKES.read_text())["mistake"] if "mistakes" in chosen.files else ():
+        noticed = make_mistake(mistake)
+        results.setdefault("mistakes", {})[mistake["name"]] = noticed
+        good &= noticed is not None
+        print(f"{mistake['name']}\n    {noticed or 'NOT NOTICED'}")
+    for name in (name for name in chosen.files if name != "mistakes"):
         began = time.monotonic()
-        result = mutate(name, chosen.only, lambda text: print(text, flush=True))
-        made = result["killed"] + len(result["survived"])
-        result["percent"] = round(100 * result["killed"] / made, 1) if made else 100.0
-        results.append(result)
+        results[name] = mutate(name, chosen.only)
+        killed, survived, equivalent = (results[name][kind] for kind in ("killed", "survived", "equivalent"))
+        made = killed + len(survived)
+        percent = 100 * killed / made if made else 100.0
+        good &= percent >= chosen.least
         print(
-            f"{name}: {made} mutants, {result['killed']} killed ({result['percent']} %), {len(result['survived'])} "
-            f"survived; {result['equivalent']} more are equivalent; {time.monotonic() - began:.0f} s",
-            flush=True,
+            f"{name}: {made} mutants, {killed} killed ({percent:.1f} %), {len(survived)} survived; "
+            f"{equivalent} more are equivalent; {time.monotonic() - began:.0f} s"
         )
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps(results, indent=1) + "\n")
-    return int(any(result["percent"] < chosen.least for result in results))
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -225,10 +225,11 @@ def test_two_splits_are_not_disjoint_until_their_sms_were_seen(fake: Fake) -> No
 def test_a_step_of_ones_own(fake: Fake) -> None:
     with Green().open(step=32) as places:
         assert [str(split) for split in places.splits()] == ["0/132", "32/100", "64/68", "96/36", "132/0"]
+    with Green().open(step=8) as places:
+        assert len(places.splits()) == 17
     for step in (0, 4, 12, -8):
-        if step:
-            with pytest.raises(UsageError, match="in steps of 8; use a multiple"):
-                Green().open(step)
+        with pytest.raises(UsageError, match=f"step {step}: NVIDIA H200 hands out SMs in steps of 8; use a multiple"):
+            Green().open(step)
 
 
 @pytest.mark.drivers(*ALL)

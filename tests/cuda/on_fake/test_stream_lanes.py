@@ -14,6 +14,7 @@ from smpart.partition.cuda.driver import driver
 from smpart.partition.cuda.streams import StreamLanes
 from smpart.partition.green import Green
 
+
 @pytest.mark.drivers("12.4", "13.0", "13.1")
 @pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__)
 def test_conformance(fake: Fake, check: Any) -> None:
@@ -39,10 +40,12 @@ def test_a_switch_waits_on_the_device_and_makes_nothing(lanes: GreenLanes, fake:
     one, other = [split for split in lanes.splits() if not split.exclusive][:2]
     lanes.launch(work(1, Side.DECODE, one))
     collect(lanes, 1)
+    _, end = fake.calls("cuEventRecord")
     fake.forget_calls()
     lanes.launch(work(2, Side.DECODE, other))
     collect(lanes, 1)
-    assert len(fake.calls("cuStreamWaitEvent")) == 1
+    (wait,) = fake.calls("cuStreamWaitEvent")
+    assert wait[1:3] == (int(lanes.places.all()[Side.DECODE, other].stream), end[1])
     assert {name for name, *_ in fake.calls()} == {
         "cuStreamWaitEvent", "cuEventRecord", "cuLaunchHostFunc", "cuEventSynchronize", "cuEventElapsedTime",
     }  # fmt: skip
