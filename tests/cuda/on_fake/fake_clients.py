@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import tempfile
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -18,25 +20,54 @@ from fake_cuda import Fake
 
 from smpart.partition.cuda.driver import driver
 from smpart.partition.cuda.mps_shares import sms_at
+from smpart.partition.cuda.places import Place
 from smpart.runtime.mps.client import Glue
 
 PARTITIONS = {"A": 96, "B": 32}
 """SMs of the fake control program's first two partitions, by the first letter of their names."""
 
+FAULT = Path(tempfile.gettempdir()) / f"fake-clients-fault-{os.getuid()}"
+
 
 def open_glue() -> Glue:
     """An H200 of which MPS leaves this process what its environment asks for."""
-    return _glue(_share())
+    return _glue(_fake(_share()))
 
 
 def open_unlimited() -> Glue:
     """A client whose share is silently ignored."""
-    return _glue({"mps": 1})
+    return _glue(_fake({"mps": 1}))
 
 
 def open_without_ipc() -> Glue:
     """A device whose memory goes by file descriptor."""
-    return _glue(_share(), refused="cuIpcGetMemHandle")
+    fake = _fake(_share())
+    fake.fail("cuIpcGetMemHandle", code=801, times=None)
+    return _glue(fake)
+
+
+def open_faulty() -> Glue:
+    """A device that is lost in whichever process queues something first once there is a file FAULT.
+
+    Afterwards the server lets nobody on for a while, as it does until all clients have ended.
+    """
+    fake = _fake(_share())
+    fake.fail("cuDevicePrimaryCtxRetain", code=807, times=2)
+    return _glue(fake, Faulty(fake))
+
+
+class Faulty(CpuQueue):
+    """See `open_faulty`."""
+
+    def __init__(self, fake: Fake) -> None:
+        super().__init__()
+        self._fake = fake
+
+    def at(self, place: Place) -> AbstractContextManager[None]:
+        if FAULT.exists():
+            FAULT.unlink()
+            self._fake.fail_async(719)
+        return super().at(place)
 
 
 def open_none() -> Glue:
@@ -46,19 +77,19 @@ def open_none() -> Glue:
 
 def reports(zygote: int) -> list[str]:
     """What the processes forked from a zygote had to say, and forget it."""
-    found = []
-    for path in sorted(_folder(zygote).glob("*")):
-        found.append(path.read_text())
-        path.unlink()
+    found = [path.read_text() for path in _folder(zygote).glob("*")]
+    shutil.rmtree(_folder(zygote), ignore_errors=True)
     return found
 
 
-def _glue(options: dict[str, int], refused: str | None = None) -> Glue:
+def _fake(options: dict[str, int]) -> Fake:
     fake = fake_cuda.load(os.environ.get("FAKE_DRIVER", "13.0"))
     fake.reset(**options)
-    if refused is not None:
-        fake.fail(refused, code=801, times=None)
-    return Glue(driver(), torch.device("cpu"), lambda units: CpuQueue(), _view, partial(_report, fake))
+    return fake
+
+
+def _glue(fake: Fake, queue: CpuQueue | None = None) -> Glue:
+    return Glue(driver(), torch.device("cpu"), lambda units: queue or CpuQueue(), _view, partial(_report, fake))
 
 
 def _share() -> dict[str, int]:

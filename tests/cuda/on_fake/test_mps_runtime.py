@@ -46,8 +46,10 @@ def daemons(driver: Fake) -> Iterator[FakeMps]:
     driver.reset()
     with fake_mps.playing() as fake, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(fake.base))
+        patch.setattr("smpart.engine.real._LOOK_S", 0.1)  # what forwards take is of no interest here
         fake.script(uuid=Mps().device().facts["uuid"])
         yield fake
+    fake_clients.reports(Zygote.shared().pid)
 
 
 @pytest.fixture(scope="module")
@@ -139,31 +141,38 @@ def test_there_is_one_worker_a_share_and_each_has_its_own(served: Deployment) ->
     assert lanes.pid(Side.PREFILL) != pid or pid in lanes.pids()
 
 
-def test_memory_goes_by_descriptor_where_ipc_cannot_and_nothing_is_left(model: Any, daemons: FakeMps) -> None:
+def test_affinity_and_memory_by_descriptor_where_ipc_cannot_and_nothing_is_left(model: Any, daemons: FakeMps) -> None:
     zygote = Zygote.shared().pid
     fake_clients.reports(zygote)
-    with deploy(model, daemons, "open_without_ipc") as deployment:
-        run(deployment, model, 1, count=4)
+    with deploy(model, daemons, "open_without_ipc", Mode.AFFINITY) as deployment:
+        run(deployment, model, 1, count=5)
         pids = lanes_of(deployment).pids()
     assert fake_clients.reports(zygote) == ["[] {}"] * len(pids)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_a_busy_worker_is_ended_through_mps(model: Any, daemons: FakeMps) -> None:
-    """Killed in the middle of its work, it could take the server and all other clients along."""
-    with deploy(model, daemons) as deployment:
-        lanes = lanes_of(deployment)
+def test_a_fault_on_the_device_costs_time_and_no_token(model: Any, daemons: FakeMps) -> None:
+    """It takes all clients along: memory is lost as if the holder had died. A busy worker is ended through MPS."""
+    with deploy(model, daemons, "open_faulty") as deployment:
+        lanes, prompt = lanes_of(deployment), list(range(3, 90))
+        before = lanes.pids()
+        core = deployment.core(Chaos(3, preempt=0, abandon=0), SLO())
+        request = Request(1, prompt, SamplingParams(max_tokens=6, ignore_eos=True), SLO())
+        core.add(request)
+        while not request.token_ids:
+            core.turn()
+        fake_clients.FAULT.touch()
+        while not core.idle:
+            core.turn()
+        assert request.token_ids == reference(model, prompt, 6)
+        assert lanes.epoch == 1 and not {*before} & {*lanes.pids()}
+
         prober = Prober(lanes, deployment.board, deployment.blocks)  # type: ignore[arg-type]
         lanes.launch(prober.prefill(Side.PREFILL, SPLITS[0], 200))
         pid = lanes.pid(Side.PREFILL)
         daemons.script(clients=[{"pid": pid}])
     daemons.mend()
-    assert [command for command in daemons.log("command") if command.endswith(f" {pid}") and "terminate" in command]
-
-
-def test_shares_by_execution_affinity(model: Any, daemons: FakeMps) -> None:
-    with deploy(model, daemons, mode=Mode.AFFINITY) as deployment:
-        run(deployment, model, 2, count=5)
+    assert [said for said in daemons.log("command") if said.startswith("terminate_client") and said.endswith(f" {pid}")]
 
 
 @pytest.mark.drivers("13.1")
