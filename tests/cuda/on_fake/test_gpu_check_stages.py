@@ -21,6 +21,8 @@ from smpart.partition.cuda.driver import driver
 from smpart.partition.cuda.streams import StreamLanes
 from smpart.partition.green import Green
 
+pytestmark = pytest.mark.drivers("13.0")
+
 HERE = Setting(parts="fake_parts:open_here", tiny=True)
 PROCESS = Setting(parts="fake_parts:open_parts", tiny=True)
 
@@ -148,6 +150,7 @@ def test_profile_finds_the_blocks_where_they_were(fake: Fake, tmp_path: Path) ->
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.drivers("13.0")
 def test_tokens_are_those_of_generate(fake: Fake, tmp_path: Path) -> None:
     record = measured("tokens", PROCESS, tmp_path)
@@ -157,6 +160,7 @@ def test_tokens_are_those_of_generate(fake: Fake, tmp_path: Path) -> None:
     assert figures["fp32"][0]["resizes"] > 0 and figures["bf16"]["requests"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.drivers("13.0")
 def test_serving_compares_both_policies(fake: Fake, tmp_path: Path) -> None:
     record = measured("serving", PROCESS, tmp_path)

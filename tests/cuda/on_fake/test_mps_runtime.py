@@ -82,12 +82,12 @@ def lanes_of(deployment: Deployment) -> ProcessLanes:
     return deployment.lanes
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_schedule_gives_the_tokens_of_generate(served: Deployment, model: Any, seed: int) -> None:
     run(served, model, seed)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_worker_costs_time_and_no_token(served: Deployment, model: Any, seed: int) -> None:
     """Its KV memory is the holder's: nothing that was computed before is lost."""
     epoch = served.lanes.epoch
@@ -107,6 +107,7 @@ def test_a_killed_holder_costs_time_and_no_token(
     assert not {*before} & {*lanes.pids()}
 
 
+@pytest.mark.slow
 def test_workers_killed_while_idle_are_told_again_what_they_need(served: Deployment, model: Any) -> None:
     lanes, prompt = lanes_of(served), list(range(3, 90))
     core = served.core(Chaos(3, preempt=0, abandon=0), SLO())
@@ -141,6 +142,7 @@ def test_there_is_one_worker_a_share_and_each_has_its_own(served: Deployment) ->
     assert lanes.pid(Side.PREFILL) != pid or pid in lanes.pids()
 
 
+@pytest.mark.slow
 def test_affinity_and_memory_by_descriptor_where_ipc_cannot_and_nothing_is_left(model: Any, daemons: FakeMps) -> None:
     zygote = Zygote.shared().pid
     fake_clients.reports(zygote)
@@ -151,6 +153,7 @@ def test_affinity_and_memory_by_descriptor_where_ipc_cannot_and_nothing_is_left(
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.slow
 def test_a_fault_on_the_device_costs_time_and_no_token(model: Any, daemons: FakeMps) -> None:
     """It takes all clients along: memory is lost as if the holder had died. A busy worker is ended through MPS."""
     with deploy(model, daemons, "open_faulty") as deployment:
@@ -175,6 +178,7 @@ def test_a_fault_on_the_device_costs_time_and_no_token(model: Any, daemons: Fake
     assert [said for said in daemons.log("command") if said.startswith("terminate_client") and said.endswith(f" {pid}")]
 
 
+@pytest.mark.slow
 @pytest.mark.drivers("13.1")
 def test_static_partitions_serve_one_split_and_the_exclusive_ones(model: Any, daemons: FakeMps) -> None:
     with deploy(model, daemons, mode=Mode.PARTITION, splits=None, split=Split(96, 32)) as deployment:
