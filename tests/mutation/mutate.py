@@ -76,7 +76,7 @@ SUITES: dict[str, tuple[Suite, ...]] = {
     "cuda/places": on_fake(*LANES, drivers=("13.0",)),
     "cuda/resources": on_fake(*LANES),
     "cuda/gpu": on_fake(*LANES, f"{ON_FAKE}/test_mps_on_fake.py"),
-    "cuda/driver": on_fake(*LANES, f"{ON_FAKE}/test_driver.py", f"{ON_FAKE}/test_mps_on_fake.py"),
+    "cuda/driver": (Suite(("tests/cuda/test_driver_calls.py",)), *on_fake(*LANES, f"{ON_FAKE}/test_mps_on_fake.py")),
     "cuda/sm_probe": on_fake(f"{ON_FAKE}/test_green.py", drivers=("13.0",)),
 }
 """By file of smpart/partition: the tests that answer for it, the quickest to find a mistake first."""

@@ -10,7 +10,7 @@ from smpart.partition import Backend, Side, Split, backends, mps, open_backend, 
 from smpart.partition.cuda import mps_daemon
 from smpart.partition.cuda.gpu import Gpu
 from smpart.partition.cuda.mps_control import Control
-from smpart.partition.cuda.mps_shares import Mode, Seen
+from smpart.partition.cuda.mps_shares import CLIENTS_PER_DEVICE, Mode, Seen
 from smpart.partition.mps import Mps
 
 UUID = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
@@ -75,7 +75,9 @@ def test_other_names_are_refused():
     for name in ("mps:half", "mps:partition:9", "mps:foreign:96/32"):
         with pytest.raises(UsageError, match="mps:affinity, mps:partition, mps:partition:P/D, mps:foreign"):
             open_backend(name)
-    with pytest.raises(UsageError, match="not configured"):
+    with pytest.raises(
+        UsageError, match=r"^a foreign MPS daemon is not configured, so it gets no static partitions: use"
+    ):
         Mps(Mode.PARTITION, foreign=True)
 
 
@@ -90,6 +92,22 @@ def test_caps_split_the_whole_device_and_admit_that_lanes_may_meet(backend, mode
     assert "unused_sms" not in device.facts
     assert not any(it.disjoint(split, split) for split in splits)
     assert it.why_unusable() is None
+
+
+@pytest.mark.parametrize(
+    ("code", "word"), [(0, "default"), (2, "prohibited"), (3, "exclusive process"), (7, "unknown")]
+)
+def test_what_it_tells_of_the_device(backend, code, word):
+    it = backend(compute_mode=code)
+    assert it.device().facts == H200.device(SimpleNamespace(version=(13, 1))).facts | {
+        "mode": "percentage",
+        "disjoint": False,
+        "guarantee": Mode.PERCENTAGE.guarantee,
+        "resize": Mode.PERCENTAGE.resize,
+        "clients_per_device": CLIENTS_PER_DEVICE,
+        "compute_mode": word,
+        "daemon": "our own, started at need",
+    }
 
 
 def test_partitions_are_disjoint_within_one_split_only(backend):
@@ -242,6 +260,24 @@ def test_partitions_that_fail_leave_none(fake_mps, backend):
         assert control.partitions()[0].in_use is True
         assert it.worker_environment(Side.PREFILL, Split(64, 64))["CUDA_MPS_SM_PARTITION"].endswith(full)
         fake_mps.mend()
+        fake_mps.script(sms=56)  # seven chunks
+        with pytest.raises(BackendUnavailable, match="too few chunks are free"):
+            it.arrange(Split(96, 32))
+        for side in Side:  # those of the split before are gone, and known to be
+            with pytest.raises(UsageError, match="arrange it first"):
+                it.worker_environment(side, Split(64, 64))
+        fake_mps.mend()
+
+
+def test_what_went_wrong_first_is_told(fake_mps, backend, monkeypatch):
+    def refuse(*_):
+        raise BackendUnavailable("not removed either")
+
+    with backend(Mode.PARTITION) as it:
+        fake_mps.script(sms=96)
+        monkeypatch.setattr(Control, "remove_partition", refuse)
+        with pytest.raises(BackendUnavailable, match="too few chunks are free"):
+            it.arrange(Split(96, 32))
 
 
 def test_a_partition_that_is_not_listed_is_refused(fake_mps, backend):
@@ -254,7 +290,7 @@ def test_a_partition_that_is_not_listed_is_refused(fake_mps, backend):
 
 def test_a_foreign_daemon_is_used_only_when_told_and_outlives_us(fake_mps, backend, theirs):
     it = backend(foreign=True)
-    assert it.why_unusable() is None and "foreign" in str(it.device().facts["daemon"])
+    assert it.why_unusable() is None and it.device().facts["daemon"] == f"foreign, {theirs.pipe}"
     with it:
         environment = it.worker_environment(Side.DECODE, Split(96, 36), {})
         assert environment["CUDA_MPS_PIPE_DIRECTORY"] == str(theirs.pipe)
