@@ -296,6 +296,7 @@ def test_a_foreign_daemon_is_used_only_when_told_and_outlives_us(fake_mps, backe
         assert environment["CUDA_MPS_PIPE_DIRECTORY"] == str(theirs.pipe)
         assert fake_mps.homes() == []
     assert mps_daemon.is_live(theirs.pipe)
+    assert backend().why_unusable() is None  # both daemons may have the device
     with backend() as ours:
         assert ours.worker_environment(Side.DECODE, Split(96, 36), {})["CUDA_MPS_PIPE_DIRECTORY"] != str(theirs.pipe)
     assert mps_daemon.is_live(theirs.pipe)
@@ -345,6 +346,8 @@ def test_it_says_when_nothing_is(backend, options):
 
 
 def test_limits_of_this_process_would_hide_the_device(backend, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G")
+    assert backend().why_unusable() is None  # that hides no part of it
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is set for this process" in backend().why_unusable()
 
