@@ -1,5 +1,6 @@
 """Lanes on the streams of green contexts: the conformance suite, switches, and a device that is lost."""
 
+import itertools
 import threading
 from typing import Any
 
@@ -49,6 +50,49 @@ def test_a_switch_waits_on_the_device_and_makes_nothing(lanes: GreenLanes, fake:
     assert {name for name, *_ in fake.calls()} == {
         "cuStreamWaitEvent", "cuEventRecord", "cuLaunchHostFunc", "cuEventSynchronize", "cuEventElapsedTime",
     }  # fmt: skip
+
+
+def test_the_marks_of_a_work_are_its_own_until_the_next_one_was_measured(lanes: GreenLanes, fake: Fake) -> None:
+    """Events are made once, and used again only when nobody looks at them any more."""
+    assert fake.live()["event"] == len(lanes.places.all()) * 2 * (lanes.depth + 1)
+    split, gates = shared(lanes), [Gate() for _ in range(4)]
+    for nth in (0, 1):
+        lanes.launch(work(nth, Side.DECODE, split, ("gate", gates[nth].path)))
+    done = []
+    for nth in range(4):  # while the next one is held, and from the second on the one after it is queued as well
+        gates[nth].gather(1)
+        gates[nth].open()
+        done += collect(lanes, 1)
+        if nth + 2 < 4:
+            lanes.launch(work(nth + 2, Side.DECODE, split, ("gate", gates[nth + 2].path)))
+    assert [completion.work.id for completion in done] == [0, 1, 2, 3]
+    assert all(completion.fault is None for completion in done)
+    for before, after in itertools.pairwise(done):
+        assert before.started <= before.finished <= after.started <= after.finished
+    for gate in gates:
+        gate.close()
+
+
+def test_bodies_are_made_where_the_primary_context_is_current_and_stays_so(fake: Fake) -> None:
+    def current() -> int:
+        return int(driver()("cuCtxGetCurrent"))
+
+    seen = []
+    driver()("cuCtxSetCurrent", driver().api.CUcontext(0))
+    lanes = GreenLanes(lambda side, places: seen.append(current()) or OnStream(side, places))
+    assert [*seen, current()] == [int(lanes.places.primary)] * 3
+    lanes.close()
+
+
+def test_which_sides_meet_is_what_the_places_know(lanes: GreenLanes) -> None:
+    lanes.places.learn({key: frozenset(key[1].indices(key[0], 132)) for key in lanes.places.all()})
+    small, large = Split(8, 124), Split(64, 68)
+    assert lanes.disjoint(small, large) is True and lanes.disjoint(large, small) is False
+
+
+def test_each_side_has_one_body_for_life(lanes: GreenLanes) -> None:
+    for side in Side:
+        assert {lanes.body(side, split) for split in lanes.splits()} == {side}
 
 
 def test_works_of_a_lane_run_in_order_across_a_switch(lanes: GreenLanes) -> None:
