@@ -40,7 +40,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as stdout's last line.")]
-Backend = Annotated[str, typer.Option(help="auto, cores, or sim:<gpu> (bench only).")]
+Backend = Annotated[str, typer.Option(help="auto, green, mps, cores, or sim:<gpu> (bench only).")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of arrivals, prompts and sampling.")]
 
 

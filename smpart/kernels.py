@@ -140,14 +140,14 @@ class _StreamHandle:
 
 def _source(name: str) -> Path:
     source = _SOURCES / f"{name}.cu"
-    if not source.is_file():
+    if source.parent != _SOURCES or not source.is_file():
         known = ", ".join(sorted(path.stem for path in _SOURCES.glob("*.cu")))
         raise UsageError(f"no kernel source {name!r} in {_SOURCES}: there are {known or 'none, reinstall smpart'}")
     return source
 
 
 def _checked(arch: str) -> str:
-    if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
+    if not re.fullmatch(r"sm_[0-9]{2,3}[af]?", arch):
         raise UsageError(f"GPU architecture {arch!r}: must be sm_ and the compute capability's digits, as in sm_90")
     return arch
 
@@ -214,7 +214,7 @@ def _first_error(log: bytes, status: str) -> str:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("SMPART_CACHE") or Path.home() / ".cache" / "smpart") / "kernels"
+    return Path(os.environ.get("SMPART_CACHE") or "~/.cache/smpart").expanduser() / "kernels"
 
 
 @functools.cache

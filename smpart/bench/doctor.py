@@ -6,10 +6,14 @@ import importlib.util
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from smpart.bench.doctor_lines import Facts, listed
 from smpart.bench.host import host, versions
 from smpart.bench.realise import realise
+from smpart.engine.staff import why_no_model
 from smpart.errors import BackendUnavailable, SmpartError
+from smpart.partition import Backend
 from smpart.partition.cuda.nvml import device_facts, gpu_count, processes
 from smpart.partition.registry import backends, open_backend
 
@@ -33,7 +37,7 @@ def examine() -> Facts:
 
 def _automatic() -> Facts:
     try:
-        return {"backend": open_backend("auto").name, "why_unusable": None}
+        return {"backend": open_backend("auto", why_no_model).name, "why_unusable": None}
     except SmpartError as error:
         return {"backend": None, "why_unusable": str(error)}
 
@@ -46,6 +50,13 @@ def _backend(name: str) -> Facts:
         return {"name": name, "usable": False, "why_unusable": str(error)}
     if why is not None:
         return {"name": backend.name, "usable": False, "why_unusable": why}
+    try:
+        return _usable(backend)
+    except SmpartError as error:
+        return {"name": backend.name, "usable": False, "why_unusable": str(error), "failed": True}
+
+
+def _usable(backend: Backend) -> Facts:
     device = backend.device()
     facts: Facts = {
         "name": backend.name,
@@ -71,6 +82,8 @@ def _cuda() -> Facts:
         missing.append("no NVIDIA device is visible")
     if importlib.util.find_spec("cuda") is None:
         missing.append("cuda-python is missing: pip install 'smpart[cuda]'")
+    if torch.version.cuda is None:
+        missing.append("this torch is a build for CPUs")
     if importlib.util.find_spec("cupy") is None:
         missing.append("cupy is missing: pip install 'smpart[cuda]'")
     return {"backends": list(backends("cuda")), "missing": missing}
@@ -97,6 +110,8 @@ def _gpu(index: int) -> Facts:
 def require_realised(facts: Facts) -> None:
     """Raise `SmpartError` if a split that was read back is not what was asked for."""
     for backend in listed(facts["backends"]):
+        if backend.get("failed"):
+            raise SmpartError(f"backend {backend['name']} does not work: {backend['why_unusable']}")
         wrong = [str(each["split"]) for each in listed(backend.get("realised", [])) if not each["as_asked"]]
         if wrong:
             raise SmpartError(f"backend {backend['name']}: splits {', '.join(wrong)} were not realised as asked")

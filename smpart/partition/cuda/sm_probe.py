@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from smpart.errors import BackendUnavailable
+from smpart.errors import SmpartError
 from smpart.kernels import compiled
 from smpart.partition.cuda.driver import Driver
 from smpart.partition.cuda.gpu import Gpu
@@ -34,6 +34,7 @@ def read_sms(api: Driver, gpu: Gpu, places: Places) -> Mapping[tuple[Side, Split
     Raises:
         BackendUnavailable: the kernel cannot be compiled here.
         CudaError: it cannot be run.
+        SmpartError: it did not run to its end.
     """
     binary = compiled("smid_probe", f"sm_{gpu.capability[0]}{gpu.capability[1]}").read_bytes()
     blocks = gpu.units * _BLOCKS_PER_UNIT
@@ -57,5 +58,5 @@ def _look(api: Driver, place: Place, kernel: Any, memory: int, blocks: int) -> f
         api("cuStreamSynchronize", place.stream)
         api("cuMemcpyDtoH", seen.ctypes.data, memory + 16 * blocks, seen.nbytes)
     if (seen < 0).any():
-        raise BackendUnavailable(f"the SM probe left {int((seen < 0).sum())} of {blocks} blocks without an answer")
+        raise SmpartError(f"the SM probe left {int((seen < 0).sum())} of {blocks} blocks without an answer")
     return frozenset(seen.tolist())

@@ -68,7 +68,7 @@ class StreamLanes:
         self._done: list[Completion] = []
         self._woken = False
         self._closed = False
-        self._lost: CudaError | None = None
+        self._lost: BaseException | None = None
         self._lanes: dict[Side, _Lane] = {}
         driver("cuCtxSetCurrent", places.primary)
         # A work's end is also the next one's measure, so one ring more than there are works in flight.
@@ -151,7 +151,7 @@ class StreamLanes:
             lane.close()
         self._events.close()
 
-    def _land(self, completion: Completion, error: CudaError | None) -> None:
+    def _land(self, completion: Completion, error: BaseException | None) -> None:
         """A work ended, in a lane's watcher; `error`: the device was lost with it."""
         with self._changed:
             self._lost = self._lost or error
@@ -176,7 +176,7 @@ class _Flight:
     marks: Marks
     before: Marks | None = None
     read: Reader | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     lost: CudaError | None = None
 
 
@@ -189,7 +189,7 @@ class _Lane:
         primary: Any,
         side: Side,
         body: StreamBody,
-        land: Callable[[Completion, CudaError | None], None],
+        land: Callable[[Completion, BaseException | None], None],
     ) -> None:
         self.place: Place | None = None
         self._driver = driver
@@ -197,6 +197,7 @@ class _Lane:
         self._body = body
         self._land = land
         self._last: Marks | None = None
+        self._launched = self._landed = 0  # by the caller's thread; by the watcher's
         self._timeline = Timeline()
         self._queue: deque[_Flight | None] = deque()
         self._queued = threading.Semaphore(0)
@@ -209,18 +210,25 @@ class _Lane:
         """Queue one work between its marks."""
         flight = _Flight(work, marks)
         try:
-            flight.before = self._move(place)
+            before = self._move(place)
+            # Over a time of idleness the device's clock has drifted: only what follows at once is measured from it.
+            flight.before = before if self._launched > self._landed else None
             self._record(marks.start, place.stream)
             try:
                 flight.read = self._body.enqueue(work.payload, place)
-            except Exception as error:
+            except BaseException as error:
                 logger.exception("%s lane: work %d failed", work.side, work.id)
                 flight.error = error
-            self._record(marks.end, place.stream)
-            self._last = marks
+                if not isinstance(error, Exception):  # an interrupt: the lane goes on, its caller hears of it
+                    raise
+            finally:
+                self._record(marks.end, place.stream)
+                self._last = marks
         except CudaError as error:
             flight.lost = error
-        self._put(flight)
+        finally:
+            self._launched += 1
+            self._put(flight)
 
     def close(self) -> None:
         """See everything end, then close the body."""
@@ -245,7 +253,7 @@ class _Lane:
         self._queued.release()
 
     def _watch(self) -> None:
-        lost: CudaError | None = None
+        lost: BaseException | None = None
         try:
             self._driver("cuCtxSetCurrent", self._primary)
         except CudaError as error:
@@ -259,8 +267,9 @@ class _Lane:
             try:
                 if lost is None:
                     completion = self._see(flight)
-            except CudaError as error:
+            except BaseException as error:  # whatever it was: a lane that nobody watches would wait for ever
                 lost = error
+            self._landed += 1
             self._land(completion or _gone(flight.work, lost), lost)
 
     def _see(self, flight: _Flight) -> Completion:
@@ -276,7 +285,7 @@ class _Lane:
         if flight.read is not None:
             try:
                 result = flight.read()
-            except Exception as raised:
+            except BaseException as raised:
                 logger.exception("%s lane: work %d failed", flight.work.side, flight.work.id)
                 error = raised
         fault = LaneFault(f"{type(error).__name__}: {error}", lost=False) if error is not None else None
@@ -286,6 +295,6 @@ class _Lane:
         return float(self._driver("cuEventElapsedTime", start, end)) / 1e3
 
 
-def _gone(work: Work, error: CudaError | None) -> Completion:
+def _gone(work: Work, error: BaseException | None) -> Completion:
     now = time.monotonic()
     return Completion(work, now, now, None, LaneFault(f"the device was lost: {error}", lost=True))

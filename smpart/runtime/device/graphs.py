@@ -47,13 +47,15 @@ class DecodeGraphs:
 
     Args:
         width: most blocks of a sequence.
-        budget_bytes: device memory that all of them together may take; what does not fit runs uncaptured.
+        budget_bytes: device memory that all of them together may take. What a graph takes is known only when it is
+            there: another is begun as long as the largest so far would still fit.
     """
 
     def __init__(self, queue: Queue, width: int, budget_bytes: int) -> None:
         self._queue = queue
         self._widths = _widths(width)
         self._left = budget_bytes
+        self._largest = 1
         self._steps: dict[tuple[Split, Bucket], CapturedStep | None] = {}
         self.memory_bytes = 0
 
@@ -71,7 +73,7 @@ class DecodeGraphs:
 
     def wanted(self, place: Place, bucket: Bucket) -> bool:
         """Whether it was not captured yet, and may be."""
-        return (place.split, bucket) not in self._steps and self._left > 0
+        return (place.split, bucket) not in self._steps and self._left >= self._largest
 
     def capture(
         self, place: Place, bucket: Bucket, packing: DevicePacking, forward: Callable[[DevicePacking], Tensor]
@@ -86,7 +88,8 @@ class DecodeGraphs:
             return
         self.memory_bytes += replay.memory_bytes
         self._left -= replay.memory_bytes
-        if self._left <= 0:
+        self._largest = max(self._largest, replay.memory_bytes)
+        if self._left < self._largest:
             logger.warning("decode graphs take %d MiB, all they may: others run uncaptured", self.memory_bytes >> 20)
         self._steps[key] = CapturedStep(bucket, packing, replay)
 

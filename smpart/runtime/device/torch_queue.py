@@ -58,7 +58,7 @@ class TorchQueue:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        before = torch.cuda.memory_reserved(self._device)
+        reserved, free = torch.cuda.memory_reserved(self._device), torch.cuda.mem_get_info(self._device)[0]
         # Other threads (the lanes' watchers) go on calling CUDA meanwhile: only this one's calls are looked at.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
@@ -69,7 +69,9 @@ class TorchQueue:
         if found - {int(place.context), 0}:  # 0: the driver does not say
             raise SmpartError("its kernels were captured for another context than the lane's")
         graph.instantiate()
-        return TorchReplay(graph, output, torch.cuda.memory_reserved(self._device) - before)
+        # The driver's own part shows in what is free; what torch had reserved before does not.
+        taken = torch.cuda.memory_reserved(self._device) - reserved
+        return TorchReplay(graph, output, max(taken, free - torch.cuda.mem_get_info(self._device)[0], 0))
 
 
 class TorchReplay:

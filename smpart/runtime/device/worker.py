@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from dataclasses import dataclass
 
 from smpart.partition.shape import Shape
@@ -19,7 +18,7 @@ from smpart.partition.split import Side, Split
 from smpart.partition.work import Completion, Work
 from smpart.runtime.channel import Channel
 from smpart.runtime.device.machine import DeviceArgs, Machine, build
-from smpart.runtime.messages import Done, Ready, one_line
+from smpart.runtime.messages import Done, Ready, one_line, refusal
 from smpart.runtime.segments import SharedSegment
 
 logger = logging.getLogger(__name__)
@@ -59,8 +58,7 @@ def main(fds: list[int]) -> None:
         try:
             machine = build(start.args, segments)
         except Exception as error:
-            traceback.print_exc()
-            channel.send(Ready(one_line(error)))
+            channel.send(refusal(error))
             return
         channel.send(Ready(info=machine.info))
     except EOFError:

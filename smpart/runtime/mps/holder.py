@@ -9,7 +9,6 @@ import contextlib
 import logging
 import signal
 import socket
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,7 @@ from smpart.partition.cuda.driver import Driver
 from smpart.partition.cuda.ipc import Exported
 from smpart.runtime.channel import Channel
 from smpart.runtime.device.machine import KV_FRACTION, DeviceArgs, Memory
-from smpart.runtime.messages import Ready, one_line
+from smpart.runtime.messages import Ready, refusal
 from smpart.runtime.mps.client import Glue, context, enter
 from smpart.runtime.mps.memory import Holding, allocate
 from smpart.runtime.segments import SharedSegment
@@ -71,8 +70,7 @@ def main(fds: list[int]) -> None:
             try:
                 held = _hold(start, segments, passing, undo)
             except Exception as error:
-                traceback.print_exc()
-                channel.send(Ready(one_line(error)))
+                channel.send(refusal(error))
                 return
             channel.send(Ready(info=held))
             channel.receive()  # until the other end is gone: nothing more is ever said

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -27,7 +26,7 @@ from smpart.runtime.board import Board
 from smpart.runtime.channel import Channel
 from smpart.runtime.device.machine import DeviceArgs, Machine, Memory, Parts, assemble
 from smpart.runtime.device.worker import serve
-from smpart.runtime.messages import Ready, one_line
+from smpart.runtime.messages import Ready, refusal
 from smpart.runtime.mps.client import context, enter
 from smpart.runtime.mps.holder import Held
 from smpart.runtime.segments import SharedSegment
@@ -90,8 +89,7 @@ def main(fds: list[int]) -> None:
             try:
                 machine, serving = _open(start, segments, fds[1 + count :], undo)
             except Exception as error:
-                traceback.print_exc()
-                channel.send(Ready(one_line(error)))
+                channel.send(refusal(error))
                 return
             channel.send(Ready(info=serving))
             serve(channel, machine)

@@ -1,5 +1,6 @@
 """Green contexts on the fake driver: what is made, on which chip and driver, and what happens when a call fails."""
 
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -8,8 +9,9 @@ from types import TracebackType
 import pytest
 from fake_cuda import Fake
 
-from smpart.bench.doctor import require_realised
+from smpart.bench.doctor import examine, require_realised
 from smpart.bench.realise import realise
+from smpart.engine.staff import hire, why_no_model
 from smpart.errors import BackendUnavailable, SmpartError, UsageError
 from smpart.partition import Backend, Side, Split, open_backend
 from smpart.partition.cuda.driver import CudaError, driver
@@ -389,3 +391,34 @@ def test_doctor_says_when_lanes_share_sms(fake: Fake, monkeypatch: pytest.Monkey
     assert [each["as_asked"] for each in facts["realised"]] == [True, *[False] * 15, True]
     with pytest.raises(SmpartError, match=r"splits 8/124, .* were not realised as asked"):
         require_realised({"backends": [{"name": "green", **facts}]})
+
+
+@pytest.mark.drivers("13.0")
+def test_auto_passes_over_a_gpu_that_this_torch_cannot_use(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch.version.cuda", None)
+    with caplog.at_level("INFO", logger="smpart"):
+        assert open_backend("auto", why_no_model).name == "cores"
+    assert "green: this torch is a build for CPUs" in caplog.text
+    assert open_backend("auto").name == "green"  # the lanes themselves need no torch
+    with pytest.raises(BackendUnavailable, match="backend green: this torch is a build for CPUs"):
+        hire(None, Green(), contextlib.ExitStack())  # type: ignore[arg-type]
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    assert open_backend("auto", why_no_model).name == "green"
+
+
+@pytest.mark.drivers("13.0")
+@pytest.mark.parametrize("fault", [None, ("cuGreenCtxCreate", 2), ("cuMemAlloc", 2)])
+def test_doctor_tells_the_rest_when_green_contexts_fail(fake: Fake, fault: tuple[str, int] | None) -> None:
+    if fault is None:
+        fake.reset("h200", short_context=2)
+    else:
+        fake.fail(fault[0], code=fault[1], times=None)
+    facts = examine()
+    green = next(each for each in facts["backends"] if each["name"] == "green")
+    assert not green["usable"] and (fault is None or fault[0] in green["why_unusable"])
+    assert {each["name"] for each in facts["backends"]} >= {"cores", "mps"} and facts["nvml"]
+    with pytest.raises(SmpartError, match=r"^backend green does not work: "):
+        require_realised(facts)
+    fake.reset()

@@ -1,6 +1,7 @@
 """Lanes on the streams of green contexts: the conformance suite, switches, and a device that is lost."""
 
 import itertools
+import sys
 import threading
 from typing import Any
 
@@ -194,3 +195,52 @@ def test_realised_counts_come_from_the_driver(lanes: GreenLanes, fake: Fake) -> 
     assert lanes.realised(Side.PREFILL) == frozenset(range(64))
     assert lanes.realised(Side.DECODE) == frozenset(range(64, 132))
     assert len(fake.calls("cuGreenCtxGetDevResource")) == 2
+
+
+class Interrupted(OnStream):
+    """A body in which something happens that is no `Exception`."""
+
+    def enqueue(self, payload: Any, place: Any) -> Any:
+        if payload[0] == "interrupt":
+            raise KeyboardInterrupt
+        if payload[0] == "exit":
+            return sys.exit
+        return super().enqueue(payload, place)
+
+
+def test_an_interrupt_while_queueing_fills_no_lane(fake: Fake) -> None:
+    with Green().open() as places:
+        lanes = StreamLanes(driver(), Green().device(), places, lambda side: Interrupted(side, places))
+        split = shared(lanes)
+        for number in range(2 * lanes.depth):
+            with pytest.raises(KeyboardInterrupt):
+                lanes.launch(work(number, Side.PREFILL, split, ("interrupt", None)))
+            (done,) = collect(lanes, 1)
+            assert done.fault is not None and not done.fault.lost
+        lanes.close()
+
+
+def test_a_reader_that_exits_leaves_its_lane_watched(fake: Fake) -> None:
+    with Green().open() as places:
+        lanes = StreamLanes(driver(), Green().device(), places, lambda side: Interrupted(side, places))
+        split = shared(lanes)
+        lanes.launch(work(1, Side.DECODE, split, ("exit", None)))
+        lanes.launch(work(2, Side.DECODE, split))
+        bad, good = collect(lanes, 2)
+        assert bad.fault is not None and "SystemExit" in bad.fault.message and good.result == ("decode", None)
+        lanes.close()
+
+
+def test_after_idleness_a_work_is_placed_where_it_was_seen(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's clock drifts from the host's: a distance over a pause would set work before its own launch."""
+    with Green().open() as places:
+        lanes = StreamLanes(driver(), Green().device(), places, lambda side: OnStream(side, places))
+        split = shared(lanes)
+        lanes.launch(work(1, Side.DECODE, split))
+        collect(lanes, 1)
+        monkeypatch.setattr(lanes._lanes[Side.DECODE], "_seconds", lambda start, end: 1e-6)  # a clock that stood still
+        launched = lanes.now()
+        lanes.launch(work(2, Side.DECODE, split))
+        (done,) = collect(lanes, 1)
+        assert launched <= done.finished <= lanes.now()
+        lanes.close()
