@@ -12,7 +12,7 @@ def test_only_a_change_is_told_and_nothing_left_alone_is_none():
 
 
 def test_without_the_knob_it_is_said_once(caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="smpart")
     carveout = Carveout(None)
     carveout.leave(36)
     assert caplog.text.count("cannot be told") == 1
