@@ -128,6 +128,8 @@ def test_what_the_contexts_take_is_told(fake: Fake) -> None:
     with Green().open() as places:
         assert places.memory_bytes == 30 * (3 << 20)
         assert str(places) == "17 splits, 30 contexts, 90 MiB"
+        with Green().open(step=56) as more:
+            assert more.memory_bytes == 4 * (3 << 20)
 
 
 @pytest.mark.drivers(*ALL)
