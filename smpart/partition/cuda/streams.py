@@ -116,7 +116,7 @@ class StreamLanes:
         with self._changed:
             self._changed.wait_for(
                 lambda: self._done or self._woken or self._closed,
-                None if until is None else max(0.0, until - time.monotonic()),
+                None if until is None else until - time.monotonic(),
             )
             self._woken = False
             done, self._done = self._done, []

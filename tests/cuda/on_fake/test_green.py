@@ -235,7 +235,7 @@ def test_a_step_of_ones_own(fake: Fake) -> None:
 @pytest.mark.drivers(*ALL)
 def test_the_backend_tells_of_its_device_and_takes_nothing(fake: Fake) -> None:
     backend = open_backend("green")
-    assert isinstance(backend, Backend) and backend.why_unusable() is None
+    assert isinstance(backend, Backend) and backend.name == "green" and backend.why_unusable() is None
     device = backend.device()
     assert (device.name, device.kind, device.units) == ("NVIDIA H200", "cuda", 132)
     assert device.unit_ids == tuple(range(132)) and device.memory_bytes > 140e9

@@ -121,6 +121,40 @@ def test_lanes_of_two_splits_do_not_meet(lanes: GreenLanes) -> None:
     gate.close()
 
 
+class Telling(threading.Condition):
+    """Tells when somebody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.entered.set()
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("how", ["wake", "close"])
+def test_a_wait_without_an_end_is_ended_from_another_thread(lanes: GreenLanes, how: str) -> None:
+    changed = lanes._changed = Telling()
+    ended: list[Any] = []
+    waiting = threading.Thread(target=lambda: ended.append(lanes.wait(None)), daemon=True)
+    waiting.start()
+    assert changed.entered.wait(20)
+    getattr(lanes, how)()
+    waiting.join(20)
+    assert ended == [[]]
+
+
+def test_a_wait_until_the_past_only_looks(lanes: GreenLanes) -> None:
+    assert lanes.wait(lanes.now() - 1e9) == []
+    lanes.wake()
+    assert lanes.wait(None) == []
+
+
+def test_nothing_is_realised_before_the_first_work(lanes: GreenLanes) -> None:
+    assert [lanes.realised(side) for side in Side] == [frozenset()] * 2
+
+
 def test_what_cannot_be_queued_fails_alone(lanes: GreenLanes) -> None:
     split = shared(lanes)
     lanes.launch(work(1, Side.PREFILL, split, ("refuse", None)))
