@@ -11,7 +11,8 @@ class Line:
     A new split is a *target*. A side takes it at its next launch if that touches nothing the other side still runs
     on. Where the splits of a device are nested, the shrinking side can do that at once, and the growing side goes on
     with its old share until it can. Where two sides may run at once only under one and the same split, prefill
-    pauses until decode has moved. With an exclusive or hybrid target the side that gets nothing may not launch.
+    pauses until decode has moved; there a target must rest for as long as one work lasts, or neither would get to it.
+    With an exclusive or hybrid target the side that gets nothing may not launch.
 
     Args:
         target: the first split.

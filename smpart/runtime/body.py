@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from smpart.errors import UsageError
-from smpart.runtime.batch import NO_ROWS, Sampler, Segment, StepResult
+from smpart.runtime.batch import NO_ROWS, Batch, Sampler, Segment, StepResult
 from smpart.runtime.feed import Feed
 from smpart.runtime.packing import Packed
 from smpart.runtime.pause import PausableForward
@@ -40,11 +40,13 @@ class ModelBody:
         """Queue one `Segment` where the lane is; what reads its result once it is over.
 
         Raises:
-            UsageError: it resumes a forward that is not paused here, or pauses one too many.
+            UsageError: it resumes a forward that is not paused here, or pauses one too many; or it has no rows.
             Exception: what the forward raised; the forward is dropped and the body goes on.
         """
         segment: Segment = payload
-        self._samplers.update(segment.samplers)
+        self._samplers.update(segment.samplers)  # first: whoever sent them takes them for known from now on
+        if segment.batch is not None:
+            _require_rows(segment.batch)
         with self._feed.at(place), torch.inference_mode():
             for forward in segment.drop:
                 self._abandon(forward)
@@ -101,3 +103,10 @@ class ModelBody:
         forward, _ = self._paused.pop(number, (None, None))
         if forward is not None:
             forward.abandon()
+
+
+def _require_rows(batch: Batch) -> None:
+    if not len(batch.decode_slots) and not batch.chunks:
+        raise UsageError("a forward without rows: give it decode rows or chunks")
+    if any(chunk.length < 1 for chunk in batch.chunks):
+        raise UsageError("a forward with an empty chunk: give each at least one token")

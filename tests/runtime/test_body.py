@@ -178,6 +178,16 @@ def test_memory_that_does_not_fit_the_model_is_refused(adapter, rig):
         HostFeed(adapter, [torch.zeros(2, 4, 16, 3, 16)] * 2, board)
 
 
+@pytest.mark.parametrize("device", [False, True])
+def test_a_forward_without_rows_is_refused(adapter, rig, device):
+    serving = rig(adapter, device=device)
+    slot = serving.add(range(3, 20))
+    for chunks in ([], [Chunk(slot, 0, 0, False)], [Chunk(slot, 0, 5, False), Chunk(slot, 5, 0, False)]):
+        with pytest.raises(UsageError, match="a forward with"):
+            serving.run(chunks=chunks)
+    assert serving.run(chunks=[Chunk(slot, 0, 17, True)]).done
+
+
 def test_bfloat16_runs(rig):
     serving = rig(ModelAdapter(random_model("qwen3", torch.bfloat16)))
     serving.add(range(3, 30))
