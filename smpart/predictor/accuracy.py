@@ -1,0 +1,68 @@
+"""How far predictions are off: the measures and the held-out tests that every estimator is put through alike."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, clone
+from sklearn.model_selection import GroupKFold
+
+Floats = NDArray[np.float64]
+
+
+class Errors(NamedTuple):
+    """Absolute percentage errors (0.05 is 5 %) over `count` predictions."""
+
+    median_ape: float
+    p95_ape: float
+    max_ape: float
+    count: int
+
+
+class Bound(NamedTuple):
+    """How good an upper bound is.
+
+    Attributes:
+        coverage: share of actual times at or under it.
+        mean_excess: mean of bound over actual time, less 1.
+    """
+
+    coverage: float
+    mean_excess: float
+
+
+def errors(actual: Floats, predicted: Floats) -> Errors:
+    """Errors of predictions against actual times.
+
+    >>> errors(np.array([1.0, 2.0, 4.0]), np.array([1.1, 2.0, 3.0]))
+    Errors(median_ape=0.1, p95_ape=0.235, max_ape=0.25, count=3)
+    """
+    off = np.abs(predicted / actual - 1.0)
+    if not len(off):
+        return Errors(float("nan"), float("nan"), float("nan"), 0)
+    median, p95, worst = (round(float(x), 6) for x in (np.median(off), np.percentile(off, 95), off.max()))
+    return Errors(median, p95, worst, len(off))
+
+
+def bound(actual: Floats, upper: Floats) -> Bound:
+    """How an upper bound covers actual times.
+
+    >>> bound(np.array([1.0, 2.0]), np.array([1.5, 2.0]))
+    Bound(coverage=1.0, mean_excess=0.25)
+    """
+    return Bound(round(float(np.mean(actual <= upper)), 6), round(float(np.mean(upper / actual - 1.0)), 6))
+
+
+def groups(X: Floats, columns: slice) -> NDArray[np.intp]:  # noqa: N803 (scikit-learn's name)
+    """Which rows are of one kind: equal in `columns` (shapes, or load mixes), whatever the rest."""
+    return np.unique(X[:, columns], axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def held_out(estimator: BaseEstimator, X: Floats, y: Floats, kinds: NDArray[np.intp], folds: int = 5) -> Floats:  # noqa: N803
+    """Predictions of each row by a clone that was fitted without any row of its kind."""
+    predicted = np.empty(len(y))
+    for train, test in GroupKFold(min(folds, len(np.unique(kinds)))).split(X, y, kinds):
+        predicted[test] = clone(estimator).fit(X[train], y[train]).predict(X[test])
+    return predicted
