@@ -95,7 +95,7 @@ def pandas() -> Any:
     """The package, with a Parquet engine. Raises `BackendUnavailable` if either is missing."""
     try:
         import pandas
-        import pyarrow  # type: ignore[import-untyped]  # noqa: F401
+        import pyarrow  # noqa: F401
     except ImportError as error:
         raise BackendUnavailable(f"{error.name} is missing: pip install 'smpart[bench]'") from None
     return pandas

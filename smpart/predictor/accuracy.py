@@ -13,12 +13,12 @@ Floats = NDArray[np.float64]
 
 
 class Errors(NamedTuple):
-    """Absolute percentage errors (0.05 is 5 %) over `count` predictions."""
+    """Absolute percentage errors (0.05 is 5 %) over so many `cases`."""
 
     median_ape: float
     p95_ape: float
     max_ape: float
-    count: int
+    cases: int
 
 
 class Bound(NamedTuple):
@@ -37,7 +37,7 @@ def errors(actual: Floats, predicted: Floats) -> Errors:
     """Errors of predictions against actual times.
 
     >>> errors(np.array([1.0, 2.0, 4.0]), np.array([1.1, 2.0, 3.0]))
-    Errors(median_ape=0.1, p95_ape=0.235, max_ape=0.25, count=3)
+    Errors(median_ape=0.1, p95_ape=0.235, max_ape=0.25, cases=3)
     """
     off = np.abs(predicted / actual - 1.0)
     if not len(off):

@@ -25,6 +25,7 @@ MIX = slice(0, len(COLUMNS))
 def column(X: Floats, name: str) -> Floats:  # noqa: N803 (scikit-learn's name)
     """One column by name: float64[n].
 
+    >>> from smpart.partition import Shape
     >>> from smpart.profiler.sample import Point, matrix
     >>> column(matrix([Point(Shape.decode(4, 400), 2)]), "units").tolist()
     [2.0]
