@@ -10,13 +10,13 @@ import functools
 import hashlib
 import importlib
 import logging
-import os
 import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from smpart.cache import cache, write_whole
 from smpart.errors import BackendUnavailable, UsageError
 
 logger = logging.getLogger(__name__)
@@ -121,10 +121,10 @@ def compiled(name: str, arch: str) -> Path:
     binary = _compile(nvrtc, source.name, text, headers, options)
     file = f"{stem}-{_digest(binary)}.cubin"
     try:
-        return _write(_cache(), file, binary)
+        return write_whole(cache() / "kernels" / file, binary)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         logger.warning("kernel %s is compiled anew in every process: its cache cannot be written (%s)", name, error)
-        return _write(Path(_for_this_process().name), file, binary)
+        return write_whole(Path(_for_this_process().name) / file, binary)
 
 
 class _StreamHandle:
@@ -213,10 +213,6 @@ def _first_error(log: bytes, status: str) -> str:
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("SMPART_CACHE") or "~/.cache/smpart").expanduser() / "kernels"
-
-
 @functools.cache
 def _for_this_process() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="smpart-kernels-")
@@ -233,24 +229,10 @@ def _digest(*parts: str | bytes) -> str:
 def _kept(stem: str) -> Path | None:
     """An undamaged binary in the cache."""
     try:
-        for path in sorted(_cache().glob(f"{stem}-*.cubin")):
+        for path in sorted((cache() / "kernels").glob(f"{stem}-*.cubin")):
             if path.stem == f"{stem}-{_digest(path.read_bytes())}":
                 return path
             logger.warning("kernel binary %s is damaged: compiling it anew", path)
     except (OSError, RuntimeError) as error:
         logger.warning("the cache of kernel binaries cannot be read (%s)", error)
     return None
-
-
-def _write(folder: Path, name: str, content: bytes) -> Path:
-    """Write a file in one step: another process sees all of it or nothing, and may write the same at the same time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}-", delete=False) as partial:
-        building = Path(partial.name)
-        try:
-            partial.write(content)
-            partial.close()
-            return building.replace(folder / name)
-        except BaseException:
-            building.unlink(missing_ok=True)
-            raise

