@@ -14,6 +14,14 @@ from smpart.partition import Device, ModelShape
 ENGINE = 1
 """Grows when the engine changes so that forwards take other times than before."""
 
+_NO_MATTER = frozenset(
+    {"uuid", "allowed_cpus", "mode", "disjoint", "guarantee", "resize", "clients_per_device", "compute_mode", "daemon"}
+)
+"""Facts that change no time: which of several equal GPUs or CPUs it is, and words that `doctor` has for a mode.
+
+What changes from moment to moment (memory in use, clocks, load) is among no backend's facts.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
@@ -35,8 +43,16 @@ class Fingerprint:
 
     @classmethod
     def of(cls, backend: str, device: Device, model: ModelShape, dtype: str) -> Fingerprint:
-        """The fingerprint of a model on a device. Memory sizes are left out: they change no time."""
-        facts = {"name": device.name, "kind": device.kind, "units": device.units, **dict(device.facts)}
+        """The fingerprint of a model on a device.
+
+        Left out is what changes no time: memory sizes, which of several equal GPUs or CPUs it is, and a quota that the
+        CPUs cannot reach. A cpuset counts by the number of its cores, wherever they are.
+        """
+        facts = {name: value for name, value in device.facts.items() if name not in _NO_MATTER}
+        allowed, quota = device.facts.get("allowed_cpus"), device.facts.get("quota_cpus")
+        if isinstance(allowed, list) and isinstance(quota, float | int) and quota >= len(allowed):
+            facts["quota_cpus"] = None
+        facts |= {"name": device.name, "kind": device.kind, "units": device.units}
         plain: dict[str, Any] = json.loads(json.dumps(facts, default=str, sort_keys=True))
         return cls(backend, plain, model, dtype)
 
