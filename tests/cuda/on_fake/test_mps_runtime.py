@@ -26,7 +26,8 @@ from smpart.kvcache import KVConfig
 from smpart.partition import Side, Split
 from smpart.partition.cuda.mps_shares import Mode
 from smpart.partition.mps import Mps
-from smpart.profiler.probe import Prober
+from smpart.profiler.timer import Timer
+from smpart.profiler.works import Works
 from smpart.runtime.children import Zygote
 from smpart.runtime.models import load_model
 from smpart.runtime.processes import ProcessLanes
@@ -131,14 +132,15 @@ def test_there_is_one_worker_a_share_and_each_has_its_own(served: Deployment) ->
     assert len({*lanes.pids()}) == 1 + 2 * 3
     # Caps that add up to no more than the device may run together, whatever SMs they land on.
     assert lanes.disjoint(SPLITS[0], SPLITS[1]) and not lanes.disjoint(SPLITS[1], SPLITS[0])
-    prober = Prober(lanes, served.board, served.blocks)  # type: ignore[arg-type]
+    works = Works(served.board, served.blocks, served.kv.block_tokens)
+    timer = Timer(lanes, works)
     for split in (SPLITS[1], WHOLE[0]):
-        prober.run(prober.decode(Side.DECODE, split, 1, 8))
+        timer.one(works.decode(split, 1, 8))
         assert lanes.realised(Side.DECODE) == set(range(132 - split.decode, 132))
     pid = lanes.pid(Side.PREFILL)
-    prober.run(prober.prefill(Side.PREFILL, SPLITS[0], 8))
+    timer.one(works.prefill(SPLITS[0], ((8, 0),)))
     assert lanes.realised(Side.PREFILL) == set(range(40)) and lanes.pid(Side.PREFILL) in lanes.pids()
-    prober.run(prober.prefill(Side.PREFILL, SPLITS[1], 8))
+    timer.one(works.prefill(SPLITS[1], ((8, 0),)))
     assert lanes.pid(Side.PREFILL) != pid or pid in lanes.pids()
 
 
@@ -170,8 +172,8 @@ def test_a_fault_on_the_device_costs_time_and_no_token(model: Any, daemons: Fake
         assert request.token_ids == reference(model, prompt, 6)
         assert lanes.epoch == 1 and not {*before} & {*lanes.pids()}
 
-        prober = Prober(lanes, deployment.board, deployment.blocks)  # type: ignore[arg-type]
-        lanes.launch(prober.prefill(Side.PREFILL, SPLITS[0], 200))
+        works = Works(deployment.board, deployment.blocks, deployment.kv.block_tokens)
+        lanes.launch(works.prefill(SPLITS[0], ((200, 0),)))
         pid = lanes.pid(Side.PREFILL)
         daemons.script(clients=[{"pid": pid}])
     daemons.mend()

@@ -13,7 +13,6 @@ from statistics import median
 from time import perf_counter
 
 from smpart.bench.gpu_check.gate import Gate
-from smpart.bench.gpu_check.loads import Loads
 from smpart.bench.gpu_check.program import Program
 from smpart.bench.gpu_check.record import Figures, Record, Setting, spread
 from smpart.bench.gpu_check.rig import Rig
@@ -21,6 +20,8 @@ from smpart.bench.gpu_check.stages.device import clocks_now
 from smpart.kvcache import KVConfig
 from smpart.partition import Completion, Shape, Side, Split, Work
 from smpart.partition.cuda.gpu import Gpu
+from smpart.profiler.timer import Timer, collect
+from smpart.profiler.works import Works
 from smpart.runtime.device.machine import Machine
 
 PARTS_OF_PREFILL = (0.5, 0.75, 0.25, 0.88, 0.12, 0.62, 0.38)
@@ -66,8 +67,8 @@ class Table:
         gate: None: prefills are timed as the host queues them.
     """
 
-    def __init__(self, machine: Machine, loads: Loads, gate: Gate | None, model: str) -> None:
-        self._machine, self._loads, self._gate, self._model = machine, loads, gate, model
+    def __init__(self, machine: Machine, works: Works, gate: Gate | None, model: str) -> None:
+        self._machine, self._works, self._gate, self._model = machine, works, gate, model
         self._hold_s = 0.0
 
     def alone(self, work: Work) -> Figures:
@@ -86,7 +87,7 @@ class Table:
         steps: list[Timed] = []
         while len(prefills) < _BESIDE and sum(t.seconds for t in prefills) < _ENOUGH_S:
             began = perf_counter()
-            first = self._loads.again(prefill)
+            first = self._works.again(prefill)
             self._launch(first)
             host = perf_counter() - began
             done, pace = self._steps_until(first, decode)
@@ -98,17 +99,17 @@ class Table:
     def _steps(self, decode: Work) -> list[Timed]:
         """Steps that follow one another, as many in flight as the lane takes; the first ones, not yet so, left out."""
         lanes, flying, timed = self._machine.lanes, 0, list[Timed]()
-        self._loads.run(self._loads.again(decode))  # captures and compiles
+        Timer(lanes, self._works).one(decode)  # captures and compiles
         while len(timed) < _STEPS + lanes.depth:
             while flying < lanes.depth:
                 began = perf_counter()
-                lanes.launch(self._loads.again(decode))
+                lanes.launch(self._works.again(decode))
                 host = perf_counter() - began
                 flying += 1
-            came = self._loads.wait(1)
+            came = collect(self._machine.lanes, 1)
             timed += [Timed(done.seconds, host) for done in came]
             flying -= len(came)
-        self._loads.wait(flying)
+        collect(self._machine.lanes, flying)
         return timed[lanes.depth :]
 
     def _steps_until(self, first: Work, decode: Work) -> tuple[list[Completion], float]:
@@ -117,21 +118,21 @@ class Table:
         while True:
             while flying < lanes.depth:
                 began = perf_counter()
-                lanes.launch(self._loads.again(decode))
+                lanes.launch(self._works.again(decode))
                 hosts.append(perf_counter() - began)
                 flying += 1
-            came = self._loads.wait(1)
+            came = collect(self._machine.lanes, 1)
             done += came
             flying -= sum(c.work.side is Side.DECODE for c in came)
             if any(c.work is first for c in done):
-                return done + (self._loads.wait(flying) if flying else []), median(hosts)
+                return done + (collect(self._machine.lanes, flying) if flying else []), median(hosts)
 
     def _time(self, work: Work) -> Timed:
-        again = self._loads.again(work)
+        again = self._works.again(work)
         began = perf_counter()
         self._launch(again)
         host = perf_counter() - began
-        (done,) = self._loads.wait(1)
+        (done,) = collect(self._machine.lanes, 1)
         if work.side is Side.PREFILL:
             self._hold_s = 1.5 * host + 0.002
         return Timed(done.seconds, host)
@@ -173,10 +174,10 @@ def _one(setting: Setting, scale: str, record: Record, rows: list[Figures], seco
     with Rig(setting, scale, kv) as rig:
         machine = rig.machine()
         try:
-            loads = Loads(machine.lanes, rig.board, shapes.blocks, setting.seed)
+            works = Works(rig.board, shapes.blocks, kv.block_tokens, setting.seed)
             with Program(machine.parts.api, Gpu.find(machine.parts.api), machine.parts.places.primary) as program:
-                table = Table(machine, loads, Gate(program), scale)
-                for made in _rows(table, loads, machine.lanes.splits(), shapes):
+                table = Table(machine, works, Gate(program), scale)
+                for made in _rows(table, works, machine.lanes.splits(), shapes):
                     rows += made
                     record.put(rows=rows, measured=len(rows))
                     if perf_counter() - began > seconds or record.left() < 6.0:
@@ -186,16 +187,16 @@ def _one(setting: Setting, scale: str, record: Record, rows: list[Figures], seco
             machine.lanes.close()
 
 
-def _rows(table: Table, loads: Loads, splits: Sequence[Split], shapes: Shapes) -> Iterator[list[Figures]]:
+def _rows(table: Table, works: Works, splits: Sequence[Split], shapes: Shapes) -> Iterator[list[Figures]]:
     """Rows, the most telling first: each step takes a second or so."""
     chosen = pick(splits)[: shapes.splits]
     whole = (splits[-1], splits[0])
     for number in range(max(len(shapes.prefills), len(shapes.decodes))):
         tokens = shapes.prefills[number % len(shapes.prefills)]
         rows, context = shapes.decodes[number % len(shapes.decodes)]
-        yield [table.alone(loads.prefill(whole[0], tokens)), table.alone(loads.decode(whole[1], rows, context))]
+        yield [table.alone(works.prefill(whole[0], ((tokens, 0),))), table.alone(works.decode(whole[1], rows, context))]
         for split in chosen:
-            prefill, decode = loads.prefill(split, tokens), loads.decode(split, rows, context)
+            prefill, decode = works.prefill(split, ((tokens, 0),)), works.decode(split, rows, context)
             yield [table.alone(prefill), table.alone(decode), *table.together(prefill, decode)]
 
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from smpart.bench.gpu_check.loads import Loads
 from smpart.bench.gpu_check.program import Program, pointer, uint64
 from smpart.bench.gpu_check.record import Figures, Record, Setting, spread
 from smpart.bench.gpu_check.rig import Rig
 from smpart.kvcache import KVConfig
-from smpart.partition import Side, Split
+from smpart.partition import Lanes, Side, Split
 from smpart.partition.cuda.driver import Driver, driver
 from smpart.partition.cuda.places import Place
 from smpart.partition.green import Green, GreenPlaces
+from smpart.profiler.timer import Timer, collect
+from smpart.profiler.works import Works
 from smpart.runtime.device.graph_check import contexts_of
 
 _ROWS = (1, 8, 32, 64, 2, 4, 16, 128)
@@ -80,10 +81,10 @@ def _replay(api: Driver, graph: Any, place: Place, seen: Any) -> frozenset[int]:
 def _eager(rig: Rig, rows: Sequence[int], context: int, setting: Setting) -> list[Figures]:
     """Steps that are not captured, on the middle split."""
     machine = rig.machine(graphs=False)
-    loads = Loads(machine.lanes, rig.board, machine.info.blocks, setting.seed)
+    works = Works(rig.board, machine.info.blocks, rig.kv.block_tokens, setting.seed)
     try:
         middle = _middle(machine.lanes.splits())
-        return [_steps(loads, middle, count, context, _repeats(setting)) for count in rows]
+        return [_steps(machine.lanes, works, middle, count, context, _repeats(setting)) for count in rows]
     finally:
         machine.lanes.close()
 
@@ -92,7 +93,7 @@ def _captured(rig: Rig, rows: Sequence[int], context: int, setting: Setting, rec
     machine = rig.machine()
     graphs = machine.graphs
     assert graphs is not None
-    loads = Loads(machine.lanes, rig.board, machine.info.blocks, setting.seed)
+    works = Works(rig.board, machine.info.blocks, rig.kv.block_tokens, setting.seed)
     warnings = _Warnings()
     logging.getLogger("smpart").addHandler(warnings)
     lanes = [split for split in machine.lanes.splits() if split.decode][: 2 if setting.tiny else None]
@@ -103,10 +104,10 @@ def _captured(rig: Rig, rows: Sequence[int], context: int, setting: Setting, rec
     asked = 0
     try:
         for number, (count, split) in enumerate(_order(rows, lanes, middle)):
-            captures.append(_first(loads, split, count, context))
+            captures.append(_first(machine.lanes, works, split, count, context))
             asked += 1
             if number < min(_TIMED, len(rows)):
-                replays.append(_steps(loads, split, count, context, _repeats(setting)))
+                replays.append(_steps(machine.lanes, works, split, count, context, _repeats(setting)))
             record.put(
                 replay=replays,
                 asked=asked,
@@ -137,27 +138,27 @@ def _order(rows: Sequence[int], splits: Sequence[Split], middle: Split) -> list[
     return [(count, middle) for count in rows] + [(c, split) for c in rows for split in splits if split != middle]
 
 
-def _first(loads: Loads, split: Split, rows: int, context: int) -> float:
+def _first(lanes: Lanes, works: Works, split: Split, rows: int, context: int) -> float:
     """Seconds that the host takes for a step that is run once as it is, and captured."""
-    work = loads.decode(split, rows, context)
+    work = works.decode(split, rows, context)
     began = perf_counter()
-    loads.lanes.launch(work)
+    lanes.launch(work)
     took = perf_counter() - began
-    loads.wait(1)
+    collect(lanes, 1)
     return took
 
 
-def _steps(loads: Loads, split: Split, rows: int, context: int, repeats: int) -> Figures:
+def _steps(lanes: Lanes, works: Works, split: Split, rows: int, context: int, repeats: int) -> Figures:
     """Steps of one size, one at a time: the device's seconds and the host's."""
     device, host = [], []
-    work = loads.decode(split, rows, context)
-    loads.run(work)
+    work = works.decode(split, rows, context)
+    Timer(lanes, works).one(work)
     for _ in range(repeats):
-        again = loads.again(work)
+        again = works.again(work)
         began = perf_counter()
-        loads.lanes.launch(again)
+        lanes.launch(again)
         host.append(1e3 * (perf_counter() - began))
-        (done,) = loads.wait(1)
+        (done,) = collect(lanes, 1)
         device.append(1e3 * done.seconds)
     return {"split": str(split), "rows": rows, "step_ms": spread(device), "launch_ms": spread(host)}
 
