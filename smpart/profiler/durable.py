@@ -26,8 +26,8 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that readers find all of `data` or what was there before; it is on the disk on return.
 
     Raises:
-        OSError: it could not be written. Nothing is left of it then; a file that it was to replace may be gone only
-            if the very last step, the flush of the folder, failed.
+        OSError: it could not be written. Nothing is left of it then, unless the disk refuses that too. A file that
+            it was to replace stays, unless the last step failed, the flush of the folder.
     """
     temporary = _temporary(path)
     try:
@@ -42,7 +42,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def sweep_out(path: Path) -> None:
-    """Remove what killed writes of a file have left; its name may be a pattern. Only for the one who may write there."""
+    """Remove what killed writes of a file left; its name may be a pattern. Only for the one who may write there."""
     for leftover in path.parent.glob(_temporary(path).name):
         with suppress(OSError):  # it harms nobody
             leftover.unlink()

@@ -70,10 +70,11 @@ class Store:
         """
         parts.arrow()
         fingerprint = Fingerprint.from_json(_plain(fingerprint.to_json()))
-        with _explained(folder, "cannot be used as a profile folder", "choose another"):
-            if folder.exists() and not folder.is_dir():
-                raise UsageError(f"{folder} is a file, a profile is a folder: choose another name")
-            durable.make_folder(folder / "samples")
+        with _explained(folder, "cannot be written", "choose another folder"):
+            try:
+                durable.make_folder(folder / "samples")
+            except FileExistsError as error:
+                raise UsageError(f"{error.filename} is no folder: choose another place for the profile") from None
             descriptor = durable.lock(folder / "lock", folder)
             try:
                 durable.sweep_out(folder / _HEAD)
@@ -185,7 +186,7 @@ class Store:
 
     def _parts(self) -> list[Part]:
         """All parts that count, in order."""
-        with _explained(self.folder, "cannot be read", "check its permissions"):
+        with _explained(self.folder / "samples", "cannot be read", "check its permissions"):
             for _ in range(_TRIES):
                 before = self._spans()
                 with _named(self.folder / "samples"):
@@ -271,7 +272,7 @@ def _explained(path: Path, what: str, advice: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{path} {what} ({error.strerror or error}): {advice}") from None
+        raise UsageError(f"{error.filename or path} {what} ({error.strerror or error}): {advice}") from None
 
 
 @contextmanager
