@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -36,18 +36,34 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 
 
+class Cell(NamedTuple):
+    """The median over a policy's runs, and their lowest and highest ("" where there is one run only)."""
+
+    middle: str
+    spread: str
+
+
+def rows(records: Sequence[Record]) -> tuple[list[str], list[tuple[str, str, list[Cell | None]]]]:
+    """Policies, and for each figure that any of them has: its name, its unit, and a cell a policy."""
+    policies = list(dict.fromkeys(str(r["policy"]) for r in records))
+    found = []
+    for name, path, unit in _ROWS:
+        cells = [_cell([_dig(r, path) for r in records if r["policy"] == policy], unit) for policy in policies]
+        if any(cells):
+            found.append((name, unit, cells))
+    return policies, found
+
+
 def table(records: Sequence[Record], title: str) -> Table:
     """One column a policy: the median over its runs, with the lowest and highest where there are several."""
-    policies = list(dict.fromkeys(str(r["policy"]) for r in records))
+    policies, figures = rows(records)
     view = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
     view.add_column("")
     for policy in policies:
         view.add_column(policy, justify="right")
     view.add_column("")
-    for name, path, unit in _ROWS:
-        cells = [_cell([_dig(r, path) for r in records if r["policy"] == policy], unit) for policy in policies]
-        if any(cells):
-            view.add_row(name, *(cell or "-" for cell in cells), f"[dim]{unit}[/dim]")
+    for name, unit, cells in figures:
+        view.add_row(name, *(_marked(cell) for cell in cells), f"[dim]{unit}[/dim]")
     return view
 
 
@@ -108,12 +124,17 @@ def _dig(record: Record, path: tuple[str, ...]) -> float | None:
     return value  # type: ignore[no-any-return]
 
 
-def _cell(values: Sequence[float | None], unit: str) -> str:
+def _cell(values: Sequence[float | None], unit: str) -> Cell | None:
     known = [v * 100 if unit == "%" else v for v in values if v is not None]
     if not known:
-        return ""
-    middle = _number(median(known))
-    return middle if len(known) == 1 else f"{middle} [dim]({_number(min(known))} to {_number(max(known))})[/dim]"
+        return None
+    return Cell(_number(median(known)), f"{_number(min(known))} to {_number(max(known))}" if len(known) > 1 else "")
+
+
+def _marked(cell: Cell | None) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell.middle} [dim]({cell.spread})[/dim]" if cell.spread else cell.middle
 
 
 def _number(value: float) -> str:
