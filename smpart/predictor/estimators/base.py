@@ -15,6 +15,8 @@ from smpart.profiler.sample import COLUMNS, SHAPE_COLUMNS
 Floats = NDArray[np.float64]
 
 _PLACE = {name: place for place, name in enumerate(COLUMNS)}
+UNITS = _PLACE["units"]
+"""Column of the units."""
 SHAPE = slice(0, len(SHAPE_COLUMNS))
 """Columns of the forward's own shape."""
 NEIGHBOUR = slice(_PLACE["neighbour_prefill_tokens"], _PLACE["neighbour_units"])

@@ -1,0 +1,144 @@
+"""Seconds of a forward alone on some units: physics, times what physics leaves, phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.isotonic import isotonic_regression
+
+from smpart.partition import ModelShape
+from smpart.predictor.accuracy import groups
+from smpart.predictor.estimators.base import SHAPE, UNITS, Floats, column
+from smpart.predictor.estimators.physics import Physics, decode_amounts, prefill_amounts
+from smpart.predictor.estimators.residual import MOST, Residual
+
+Amounts = Callable[[Floats, ModelShape], Floats]
+Phases = NDArray[np.intp]
+
+PREFILL, DECODE, HYBRID = 1, 2, 3
+
+
+def phases(X: Floats) -> Phases:  # noqa: N803
+    """What each row's forward is: `PREFILL`, `DECODE` or `HYBRID`; 0: nothing."""
+    found: Phases = (column(X, "prefill_tokens") > 0).astype(np.intp) + 2 * (column(X, "decode_batch") > 0)
+    return found
+
+
+def prefill_place(X: Floats) -> Floats:  # noqa: N803
+    """Where a prefill lies: log2 of its tokens, and of the tokens each of them attends to on average."""
+    tokens = np.maximum(column(X, "prefill_tokens"), 1.0)
+    return np.column_stack([np.log2(tokens), np.log2(1.0 + column(X, "prefill_pairs") / tokens)])
+
+
+def decode_place(X: Floats) -> Floats:  # noqa: N803
+    """Where a decode step lies: log2 of its sequences, and of the tokens each of them attends to on average."""
+    rows = np.maximum(column(X, "decode_batch"), 1.0)
+    return np.column_stack([np.log2(rows), np.log2(1.0 + column(X, "decode_context") / rows)])
+
+
+class _Phase:
+    """One phase: its physics, then its residual over place and units.
+
+    Args:
+        whole: units of the whole device.
+    """
+
+    def __init__(self, whole: float) -> None:
+        self.physics = Physics(whole)
+        self.residual = Residual()
+
+    def fit(self, amounts: Floats, place: Floats, units: Floats, y: Floats, kinds: NDArray[np.intp]) -> Self:
+        self.physics.fit(amounts, units, y)
+        self.scales_ = len(np.unique(units)) > 1
+        self.residual.fit(self._where(place, units), np.log(y / self.physics.predict(amounts, units)), kinds)
+        return self
+
+    def predict(self, amounts: Floats, place: Floats, units: Floats) -> tuple[Floats, Floats]:
+        """Log seconds and their standard deviation."""
+        mean, sigma = self.residual.predict(self._where(place, units))
+        return np.log(self.physics.predict(amounts, units)) + mean, sigma
+
+    def _where(self, place: Floats, units: Floats) -> Floats:
+        return np.column_stack([place, np.log2(units)]) if self.scales_ else place
+
+
+class Alone:
+    """Log seconds of forwards without a neighbour, and how unsure they are; never falling when units are taken away.
+
+    A hybrid step is learnt from what its two parts are predicted to take alone. Without any measured one it is taken
+    to be as long as both parts one after the other, which is never too short.
+
+    Args:
+        model: dimensions of the model that was measured.
+        whole: units of the whole device.
+    """
+
+    def __init__(self, model: ModelShape, whole: float) -> None:
+        self.model = model
+        self.whole = whole
+
+    def fit(self, X: Floats, y: Floats) -> Self:  # noqa: N803
+        """Learn from distinct points float64[n, columns] and their seconds float64[n]."""
+        self.phases_: dict[int, _Phase] = {}
+        self.left_out_, self.left_out_sigma_ = np.zeros(len(X)), np.ones(len(X))
+        self.counts_ = np.unique(column(X, "units"))
+        kind, shape = phases(X), groups(X, SHAPE)
+        for phase in (PREFILL, DECODE, HYBRID):
+            rows = kind == phase
+            if not rows.any():
+                continue
+            self.wide_ = int(rows.sum()) > MOST
+            part, units = X[rows], column(X[rows], "units")
+            made = _Phase(self.whole).fit(*self._inputs(phase, part), units, y[rows], shape[rows])
+            self.left_out_[rows], self.left_out_sigma_[rows] = made.residual.left_out_, made.residual.left_out_sigma_
+            self.phases_[phase] = made
+        return self
+
+    def predict(self, X: Floats) -> tuple[Floats, Floats]:  # noqa: N803
+        """Log seconds and their standard deviation: float64[n] each. Raises `ValueError` for a phase never seen."""
+        units = column(X, "units")
+        counts = np.union1d(self.counts_, units)
+        if len(counts) == 1:
+            return self._on(X, units)
+        logs = np.column_stack([self._on(X, np.full(len(X), count))[0] for count in counts])
+        falling = np.array([isotonic_regression(row, increasing=False) for row in logs])
+        here = falling[np.arange(len(X)), np.searchsorted(counts, units)]
+        return here, self._on(X, units)[1]
+
+    def _on(self, X: Floats, units: Floats) -> tuple[Floats, Floats]:  # noqa: N803
+        """Log seconds on so many units, as the phases say it."""
+        logs, sigma = np.empty(len(X)), np.empty(len(X))
+        kind = phases(X)
+        for phase in np.unique(kind).tolist():
+            rows = kind == phase
+            part = X[rows].copy()
+            part[:, UNITS] = units[rows]
+            logs[rows], sigma[rows] = self._phase(phase, part)
+        return logs, sigma
+
+    def _phase(self, phase: int, part: Floats) -> tuple[Floats, Floats]:
+        made = self.phases_.get(phase)
+        if made is not None:
+            return made.predict(*self._inputs(phase, part), column(part, "units"))
+        if phase == HYBRID and {PREFILL, DECODE} <= self.phases_.keys():
+            parts = [self._phase(one, part) for one in (PREFILL, DECODE)]
+            return np.logaddexp(parts[0][0], parts[1][0]), np.maximum(parts[0][1], parts[1][1])
+        name = {PREFILL: "prefill", DECODE: "decode step", HYBRID: "hybrid step"}.get(phase, "forward")
+        raise ValueError(f"no {name} was measured: there is nothing to predict it from")
+
+    def _inputs(self, phase: int, part: Floats) -> tuple[Floats, Floats]:
+        """Amounts and place of one phase's rows."""
+        if phase == PREFILL:
+            return prefill_amounts(part, self.model), prefill_place(part)
+        if phase == DECODE:
+            return decode_amounts(part, self.model), decode_place(part)
+        if not {PREFILL, DECODE} <= self.phases_.keys():
+            both = prefill_amounts(part, self.model), decode_amounts(part, self.model)
+            return np.hstack(both), np.hstack([prefill_place(part), decode_place(part)])
+        logs = [self._phase(one, part)[0] for one in (PREFILL, DECODE)]
+        amounts = np.column_stack([np.ones(len(part)), np.exp(logs[0]), np.exp(logs[1])])
+        place = np.column_stack(logs) / np.log(2.0)
+        return amounts, np.hstack([place, prefill_place(part), decode_place(part)]) if self.wide_ else place
