@@ -1,0 +1,1 @@
+"""`smpart report`: one self-contained HTML page from a profile or bench folder."""
