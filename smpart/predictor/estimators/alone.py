@@ -13,7 +13,7 @@ from smpart.partition import ModelShape
 from smpart.predictor.accuracy import groups
 from smpart.predictor.estimators.base import SHAPE, UNITS, Floats, column
 from smpart.predictor.estimators.physics import Physics, decode_amounts, prefill_amounts
-from smpart.predictor.estimators.residual import MOST, Residual
+from smpart.predictor.estimators.residual import GUESS, MOST, Residual
 
 Amounts = Callable[[Floats, ModelShape], Floats]
 Phases = NDArray[np.intp]
@@ -56,9 +56,9 @@ class _Phase:
         self.residual.fit(self._where(place, units), np.log(y / self.physics.predict(amounts, units)), kinds)
         return self
 
-    def predict(self, amounts: Floats, place: Floats, units: Floats) -> tuple[Floats, Floats]:
-        """Log seconds and their standard deviation."""
-        mean, sigma = self.residual.predict(self._where(place, units))
+    def predict(self, amounts: Floats, place: Floats, units: Floats, deviate: bool) -> tuple[Floats, Floats]:
+        """Log seconds and, where wanted, their standard deviation."""
+        mean, sigma = self.residual.predict(self._where(place, units), deviate)
         return np.log(self.physics.predict(amounts, units)) + mean, sigma
 
     def _where(self, place: Floats, units: Floats) -> Floats:
@@ -95,37 +95,58 @@ class Alone:
             made = _Phase(self.whole).fit(*self._inputs(phase, part), units, y[rows], shape[rows])
             self.left_out_[rows], self.left_out_sigma_[rows] = made.residual.left_out_, made.residual.left_out_sigma_
             self.phases_[phase] = made
+        self._fit_narrow(X[kind == HYBRID], y[kind == HYBRID], shape[kind == HYBRID])
         return self
+
+    def _fit_narrow(self, X: Floats, y: Floats, kinds: NDArray[np.intp]) -> None:  # noqa: N803
+        """Hybrid steps by nothing but what their parts take, for those who know only that."""
+        self.narrow_: _Phase | None = None
+        if len(X) and {PREFILL, DECODE} <= self.phases_.keys():
+            logs = self._parts(X)
+            units = column(X, "units")
+            self.narrow_ = _Phase(self.whole).fit(_sums(logs), logs / np.log(2.0), units, y, kinds)
+
+    def joined(self, logs: Floats, units: float) -> tuple[Floats, Floats]:
+        """Log seconds and their deviation of hybrid steps, by the log seconds of both parts: float64[n, 2]."""
+        if self.narrow_ is None:
+            return np.logaddexp(logs[:, 0], logs[:, 1]), np.full(len(logs), GUESS)
+        return self.narrow_.predict(_sums(logs), logs / np.log(2.0), np.full(len(logs), float(units)), deviate=True)
 
     def predict(self, X: Floats) -> tuple[Floats, Floats]:  # noqa: N803
         """Log seconds and their standard deviation: float64[n] each. Raises `ValueError` for a phase never seen."""
         units = column(X, "units")
         counts = np.union1d(self.counts_, units)
-        if len(counts) == 1:
-            return self._on(X, units)
-        logs = np.column_stack([self._on(X, np.full(len(X), count))[0] for count in counts])
-        falling = np.array([isotonic_regression(row, increasing=False) for row in logs])
-        here = falling[np.arange(len(X)), np.searchsorted(counts, units)]
-        return here, self._on(X, units)[1]
+        logs = self.over(X, counts)
+        return logs[np.arange(len(X)), np.searchsorted(counts, units)], self.unsure(X)
 
-    def _on(self, X: Floats, units: Floats) -> tuple[Floats, Floats]:  # noqa: N803
-        """Log seconds on so many units, as the phases say it."""
+    def over(self, X: Floats, counts: Floats) -> Floats:  # noqa: N803
+        """Log seconds on each of ascending counts of units, whatever units `X` names: float64[n, len(counts)]."""
+        logs = np.column_stack([self._on(X, np.full(len(X), count))[0] for count in counts])
+        if len(counts) == 1:
+            return logs
+        return np.array([isotonic_regression(row, increasing=False) for row in logs])
+
+    def unsure(self, X: Floats) -> Floats:  # noqa: N803
+        """Standard deviation of the log seconds: float64[n]."""
+        return self._on(X, column(X, "units"), deviate=True)[1]
+
+    def _on(self, X: Floats, units: Floats, deviate: bool = False) -> tuple[Floats, Floats]:  # noqa: N803
+        """Log seconds on so many units, as the phases say it, and standard deviations if they are wanted (slow)."""
         logs, sigma = np.empty(len(X)), np.empty(len(X))
         kind = phases(X)
         for phase in np.unique(kind).tolist():
             rows = kind == phase
             part = X[rows].copy()
             part[:, UNITS] = units[rows]
-            logs[rows], sigma[rows] = self._phase(phase, part)
+            logs[rows], sigma[rows] = self._phase(phase, part, deviate)
         return logs, sigma
 
-    def _phase(self, phase: int, part: Floats) -> tuple[Floats, Floats]:
+    def _phase(self, phase: int, part: Floats, deviate: bool = False) -> tuple[Floats, Floats]:
         made = self.phases_.get(phase)
         if made is not None:
-            return made.predict(*self._inputs(phase, part), column(part, "units"))
+            return made.predict(*self._inputs(phase, part), column(part, "units"), deviate)
         if phase == HYBRID and {PREFILL, DECODE} <= self.phases_.keys():
-            parts = [self._phase(one, part) for one in (PREFILL, DECODE)]
-            return np.logaddexp(parts[0][0], parts[1][0]), np.maximum(parts[0][1], parts[1][1])
+            return self.joined(self._parts(part), self.whole)
         name = {PREFILL: "prefill", DECODE: "decode step", HYBRID: "hybrid step"}.get(phase, "forward")
         raise ValueError(f"no {name} was measured: there is nothing to predict it from")
 
@@ -138,7 +159,15 @@ class Alone:
         if not {PREFILL, DECODE} <= self.phases_.keys():
             both = prefill_amounts(part, self.model), decode_amounts(part, self.model)
             return np.hstack(both), np.hstack([prefill_place(part), decode_place(part)])
-        logs = [self._phase(one, part)[0] for one in (PREFILL, DECODE)]
-        amounts = np.column_stack([np.ones(len(part)), np.exp(logs[0]), np.exp(logs[1])])
-        place = np.column_stack(logs) / np.log(2.0)
-        return amounts, np.hstack([place, prefill_place(part), decode_place(part)]) if self.wide_ else place
+        logs = self._parts(part)
+        place = logs / np.log(2.0)
+        return _sums(logs), np.hstack([place, prefill_place(part), decode_place(part)]) if self.wide_ else place
+
+    def _parts(self, part: Floats) -> Floats:
+        """Log seconds of both parts of hybrid steps, each alone: float64[n, 2]."""
+        return np.column_stack([self._phase(one, part)[0] for one in (PREFILL, DECODE)])
+
+
+def _sums(logs: Floats) -> Floats:
+    """Amounts that a hybrid step's seconds are a sum of: a fixed part, and those of both parts."""
+    return np.column_stack([np.ones(len(logs)), np.exp(logs)])

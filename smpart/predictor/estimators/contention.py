@@ -33,6 +33,7 @@ class _Slowdown:
     """
 
     def fit(self, own: Floats, beside: Floats, units: Floats, ratio: Floats, kinds: NDArray[np.intp]) -> _Slowdown:
+        self.asked_ = np.log2(np.column_stack([own, beside]) + 1.0)
         self.scale_ = max(float(own.max()), 1.0), max(float(beside.max()), 1.0)
         terms = self._terms(own, beside)
         fitted = LinearRegression(positive=True, fit_intercept=False).fit(terms, np.maximum(ratio - 1.0, 0.0))
@@ -42,9 +43,14 @@ class _Slowdown:
         return self
 
     def predict(self, own: Floats, beside: Floats, units: Floats) -> tuple[Floats, Floats]:
-        """Log slowdown, at least 0, and its standard deviation."""
+        """Log slowdown, at least 0, and its standard deviation: float64[n] each."""
         mean, sigma = self.residual_.predict(self._where(own, beside, units))
         return np.maximum(0.0, np.log(self._sum(own, beside)) + mean), sigma
+
+    def at(self, asked: Floats, units: float) -> tuple[Floats, Floats]:
+        """The same, by log2 of what both ask for: float64[n, 2]."""
+        own, beside = np.exp2(asked.T) - 1.0
+        return self.predict(own, beside, np.full(len(asked), float(units)))
 
     def _sum(self, own: Floats, beside: Floats) -> Floats:
         total: Floats = 1.0 + self._terms(own, beside) @ self.coef_
@@ -79,6 +85,7 @@ class Contention(LatencyEstimator):
     def _fit(self, X: Floats, y: Floats) -> None:  # noqa: N803
         points, which = np.unique(X, axis=0, return_inverse=True)
         which = which.reshape(-1)
+        self.points_ = points
         medians = np.array([np.median(y[which == place]) for place in range(len(points))])
         beside = _beside(points)
         if beside.all():
@@ -94,8 +101,10 @@ class Contention(LatencyEstimator):
             expected[rows] -= made.residual_.left_out_
             unsure[rows] = made.residual_.left_out_sigma_
             self.slowdowns_[phase] = made
-        scores = (np.log(y) - expected[which]) / unsure[which]
-        self.widths_ = self._widths(phases(points)[which], beside[which], scores)
+        missed = np.log(y) - expected[which]
+        kinds = phases(points)[which], beside[which]
+        self.widths_ = self._widths(*kinds, missed / unsure[which])
+        self.plain_widths_ = self._widths(*kinds, missed)
 
     def _fit_slowdown(self, part: Floats, medians: Floats) -> _Slowdown:
         ratio = medians / np.exp(self.alone_.predict(without_neighbour(part))[0])
@@ -111,6 +120,14 @@ class Contention(LatencyEstimator):
             widths[key] = max(0.0, float(mine[rank]))
         return widths
 
+    def width(self, phase: int, beside: bool) -> float:
+        """Standard deviations from the expected log seconds to their upper bound."""
+        return self.widths_.get((phase, beside), max(self.widths_.values()))
+
+    def plain_width(self, phase: int) -> float:
+        """Log of the upper bound beside a neighbour over the expected seconds, the same everywhere."""
+        return self.plain_widths_.get((phase, True), max(self.plain_widths_.values()))
+
     def _predict(self, X: Floats) -> Floats:  # noqa: N803
         return np.exp(self._logs(X)[0])
 
@@ -119,8 +136,7 @@ class Contention(LatencyEstimator):
         X = self._checked(X)  # noqa: N806
         logs, sigma = self._logs(X)
         phase, beside = phases(X), _beside(X)
-        widest = max(self.widths_.values())
-        width = np.array([self.widths_.get((int(p), bool(b)), widest) for p, b in zip(phase, beside, strict=True)])
+        width = np.array([self.width(int(p), bool(b)) for p, b in zip(phase, beside, strict=True)])
         upper: Floats = np.exp(logs + width * sigma)
         return upper
 
@@ -133,12 +149,14 @@ class Contention(LatencyEstimator):
         X = without_neighbour(self._checked(X))  # noqa: N806
         whole = X.copy()
         whole[:, UNITS] = self.units
-        return np.exp(self.alone_.predict(X)[0] - self.alone_.predict(whole)[0])
+        scaling: Floats = np.exp(self.alone_.predict(X)[0] - self.alone_.predict(whole)[0])
+        return scaling
 
     def slowdown(self, X: Any) -> Floats:  # noqa: N803
         """Seconds beside the row's neighbour over seconds alone on the same units, at least 1: float64[n]."""
         X = self._checked(X)  # noqa: N806
-        return np.exp(self._logs(X)[0] - self.alone_.predict(without_neighbour(X))[0])
+        slower: Floats = np.exp(self._logs(X)[0] - self.alone_.predict(without_neighbour(X))[0])
+        return slower
 
     def _checked(self, X: Any) -> Floats:  # noqa: N803
         check_is_fitted(self)

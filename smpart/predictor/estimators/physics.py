@@ -19,8 +19,8 @@ _TOKEN_BENDS = (32.0, 128.0, 512.0)
 """Prompt tokens beyond which another rate may begin: below some size a matmul is bound by its weights' traffic."""
 _ROW_BENDS = (8.0, 32.0, 64.0)
 """Decoding sequences, likewise."""
-_POWERS = (0.5, 1.0, 1.5)
-"""Exponents of (whole device / units)."""
+_POWERS = (1.0, 0.5, 1.5)
+"""Exponents of (whole device / units); where all was measured on equally many units, the first one stands alone."""
 _KNEES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 """Shares of the device below which something scales and above which it does not (bandwidth saturates)."""
 _RIDGE = 1e-4
@@ -67,7 +67,7 @@ def unit_terms(units: Floats, whole: float) -> Floats:
     inverse = whole / units
     powers = [inverse**power for power in _POWERS]
     knees = [np.maximum(1.0, knee * inverse) for knee in _KNEES]
-    return np.column_stack([np.ones(len(units)), *powers, *knees])
+    return np.column_stack([*powers, *knees, np.ones(len(units))])
 
 
 class Physics:
@@ -82,6 +82,7 @@ class Physics:
 
     def fit(self, amounts: Floats, units: Floats, seconds: Floats) -> Self:
         """Learn the coefficients, all at least 0, that make relative errors least."""
+        self.terms_ = unit_terms(units, self.whole).shape[1] if len(np.unique(units)) > 1 else 1
         table = self._table(amounts, units)
         self.scale_ = table.max(axis=0)
         self.used_ = self.scale_ > 0.0
@@ -100,5 +101,5 @@ class Physics:
         return seconds
 
     def _table(self, amounts: Floats, units: Floats) -> Floats:
-        product = amounts[:, :, None] * unit_terms(units, self.whole)[:, None, :]
+        product = amounts[:, :, None] * unit_terms(units, self.whole)[:, None, : self.terms_]
         return product.reshape(len(amounts), -1)

@@ -20,7 +20,7 @@ MOST = 700
 _FEWEST = 8
 """Rows below which nothing is corrected."""
 _FOLDS = 5
-_GUESS = 0.15
+GUESS = 0.15
 """Log standard deviation while nothing is known."""
 
 
@@ -39,20 +39,26 @@ class Residual:
         self.trees_: HistGradientBoostingRegressor | None = None
         scaled = self._scaled(Z)
         if len(Z) < _FEWEST or len(np.unique(kinds)) < _FOLDS:
-            self.left_out_, self.sigma_ = logs, _GUESS
-            self.left_out_sigma_ = np.full(len(logs), _GUESS)
+            self.left_out_, self.sigma_ = logs, GUESS
+            self.left_out_sigma_ = np.full(len(logs), GUESS)
         elif len(Z) <= MOST:
             self._fit_process(scaled, logs, kinds)
         else:
             self._fit_trees(scaled, logs, kinds)
         return self
 
-    def predict(self, Z: Floats) -> tuple[Floats, Floats]:  # noqa: N803
-        """Mean and standard deviation of the log correction, noise included: float64[n] each."""
+    def predict(self, Z: Floats, deviate: bool = True) -> tuple[Floats, Floats]:  # noqa: N803
+        """Mean and standard deviation of the log correction, noise included: float64[n] each.
+
+        Args:
+            deviate: whether the standard deviation is wanted, which takes most of the time; else it is the usual one.
+        """
         scaled = self._scaled(Z)
-        if self.process_ is not None:
+        if self.process_ is not None and deviate:
             mean, sigma = self.process_.predict(scaled, return_std=True)
             return mean, sigma
+        if self.process_ is not None:
+            return self.process_.predict(scaled), np.full(len(Z), self.sigma_)
         mean = self.trees_.predict(scaled) if self.trees_ is not None else np.zeros(len(Z))
         return mean, np.full(len(Z), self.sigma_)
 
