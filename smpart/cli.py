@@ -122,6 +122,35 @@ def generate(
 
 
 @app.command()
+def profile(
+    model: Annotated[str, typer.Argument(help="Local path, hub id, smollm2, random:<family>; with sim also a shape.")],
+    out: Annotated[Path, typer.Option(help="Profile folder, new or to go on with.")],
+    backend: Backend = "auto",
+    minutes: Annotated[float, typer.Option(help="Measuring time, over all runs into the folder.")] = 10.0,
+    dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of what is measured, and when.")] = None,
+    max_prompt: Annotated[int | None, typer.Option(help="Most new tokens of a forward.")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Most tokens that one sequence attends to.")] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Most sequences that decode.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a model on both lanes, alone and side by side, and fit what predicts it. Can be stopped and resumed."""
+    from smpart.bench.console import Display
+    from smpart.bench.fit import fit_folder
+    from smpart.bench.output import print_json
+    from smpart.bench.profile import Options, measure
+    from smpart.predictor.estimators.doubt import doubt
+
+    options = Options(model, out, minutes, backend, dtype, seed, max_prompt, max_context, max_batch)
+    display = Display(live=not as_json)
+    result = measure(
+        options, doubt, lambda folder: fit_folder(folder, say=display.say).report, display.say, display.budget
+    )
+    if as_json:
+        print_json(result)
+
+
+@app.command()
 def bench(
     policy: Annotated[str, typer.Option(help="Policies to compare, comma-separated.")] = "mixed,chunked,smpart",
     trace: Annotated[

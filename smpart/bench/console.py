@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
 from smpart.bench.bench import Watch
 from smpart.bench.replay import Status
 
 _REFRESH_S = 0.1
+_LINE_S = 30.0
+"""Between two lines of log about the same thing, where there is no live line."""
 
 
 class Display:
@@ -46,5 +48,28 @@ class Display:
                     shown = monotonic()
                     detail = f"{status.seconds:.1f} s, {status.arrived - status.ended} in the system"
                     progress.update(task, total=status.total, completed=status.ended, detail=detail)
+
+            yield update
+
+    @contextmanager
+    def budget(self, title: str, total_s: float) -> Iterator[Callable[[float, str], None]]:
+        """A display for what goes on for a given time; gives the function to call with the seconds gone, and a line."""
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[detail]}", markup=False),
+        )
+        with Progress(*columns, console=self.console, transient=True, disable=not self._live) as progress:
+            task = progress.add_task(title, total=total_s, detail="")
+            said = monotonic()
+
+            def update(gone_s: float, detail: str) -> None:
+                nonlocal said
+                progress.update(task, completed=min(gone_s, total_s), detail=detail)
+                if not self._live and monotonic() - said > _LINE_S:
+                    said = monotonic()
+                    self.say(f"{title}: {detail}")
 
             yield update

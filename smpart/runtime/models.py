@@ -18,6 +18,7 @@ from smpart.cache import cache
 from smpart.errors import UsageError
 from smpart.partition import ModelShape
 from smpart.runtime.adapter import model_shape
+from smpart.runtime.facts import max_positions
 from smpart.runtime.families import family_config, random_model
 
 if TYPE_CHECKING:
@@ -77,6 +78,12 @@ def load_config_shape(name: str, *, dtype: str = "float32") -> ModelShape:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(_config(name), dtype=kind)  # type: ignore[no-untyped-call]
     return model_shape(model)
+
+
+def load_positions(name: str) -> int:
+    """Longest sequence that a model can serve, by name, without its weights. Names and errors as for `load_model`."""
+    with torch.device("meta"):
+        return max_positions(AutoModelForCausalLM.from_config(_config(name)))  # type: ignore[no-untyped-call]
 
 
 def _config(name: str) -> PreTrainedConfig:
