@@ -17,6 +17,9 @@ Mask = NDArray[np.bool_]
 _EVALUATIONS = 60
 """Evaluations a start of `positive_fit` may take; these forms have settled long before."""
 
+_LARGEST = 100.0
+"""Largest logarithm of a constant: one that no row depends on may drift, but not out of a float's range."""
+
 _ENOUGH = 1000
 """Rows that a handful of constants are fitted to, evenly taken from more."""
 
@@ -46,6 +49,14 @@ def thinned(rows: Mask) -> Mask:
     kept = np.zeros_like(rows)
     kept[places[:: max(1, -(-len(places) // _ENOUGH))]] = True
     return kept
+
+
+def medians(X: Floats, y: Floats) -> tuple[Floats, Floats]:  # noqa: N803
+    """Distinct rows, and the median seconds of each: equal rows are repeats of one measurement."""
+    points, which = np.unique(X, axis=0, return_inverse=True)
+    order = np.argsort(which.reshape(-1), kind="stable")
+    ends = np.cumsum(np.bincount(which.reshape(-1)))[:-1]
+    return points, np.array([np.median(part) for part in np.split(y[order], ends)])
 
 
 def has_prefill(X: Floats) -> Mask:  # noqa: N803
@@ -95,8 +106,11 @@ def relative_nnls(terms: Floats, seconds: Floats) -> Floats:
 def positive_fit(seconds_of: Callable[[Floats], Floats], starts: Sequence[Floats], seconds: Floats) -> Floats:
     """Positive constants of a form, from the best of some starts: least squares of log ratios to measured seconds."""
 
+    def constants(logs: Floats) -> Floats:
+        return np.asarray(np.exp(np.clip(logs, -_LARGEST, _LARGEST)))
+
     def off(logs: Floats) -> Floats:
-        return np.asarray(np.log(np.maximum(seconds_of(np.exp(logs)), 1e-12) / seconds))
+        return np.asarray(np.log(np.maximum(seconds_of(constants(logs)), 1e-12) / seconds))
 
     fits = [least_squares(off, np.log(start), loss="soft_l1", f_scale=0.1, max_nfev=_EVALUATIONS) for start in starts]
-    return np.asarray(np.exp(min(fits, key=lambda fit: float(fit.cost)).x))
+    return constants(min(fits, key=lambda fit: float(fit.cost)).x)

@@ -8,13 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smpart.predictor.estimators.base import Floats, LatencyEstimator, column
-from smpart.predictor.estimators.forms import alone, has_decode, has_prefill, relative_nnls, solo_rows
+from smpart.predictor.estimators.forms import alone, has_decode, has_prefill, medians, relative_nnls, solo_rows
 
 _LENGTHS = (2048.0, 8192.0, 32768.0, 131072.0)
 """The paper's profiling grid: bounds of length buckets, and of the guard's cells."""
-
-_MINIMUM = 8
-"""Rows that a length bucket must have for coefficients of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,8 @@ class MuxWise(LatencyEstimator):
     slowdown seen in its cell of the guard grid, or seen at all for a cell without samples; prefill has no guard.
 
     Completed here: packed prompts are taken as equally long, a hybrid forward as the sum of both phases, and no
-    coefficient may fall below 0. Buckets with few rows share their neighbour's coefficients.
+    coefficient may fall below 0. Where rows repeat, medians count. A bucket whose rows cannot tell its coefficients
+    apart is joined with the next.
 
     Attributes:
         guard_: largest slowdown seen, by cell of the guard grid.
@@ -48,6 +46,7 @@ class MuxWise(LatencyEstimator):
         return self.predict(X)
 
     def _fit(self, X: Floats, y: Floats) -> None:  # noqa: N803
+        X, y = medians(X, y)  # noqa: N806
         rows = solo_rows(X)
         self.prefill_: dict[float, _Buckets] = {}
         self.decode_: dict[float, _Buckets] = {}
@@ -63,7 +62,7 @@ class MuxWise(LatencyEstimator):
     def _fit_units(self, X: Floats, y: Floats, units: float) -> None:  # noqa: N803
         """Both phases at once: a hybrid row is the sum of one term of each."""
         phases = [(self.prefill_, has_prefill(X), *_prefill(X)), (self.decode_, has_decode(X), *_decode(X))]
-        edges = [_edges(lengths[rows]) for _, rows, _, lengths in phases]
+        edges = [_edges(terms[rows], lengths[rows]) for _, rows, terms, lengths in phases]
         blocks = [
             _blocks(terms * rows[:, None], np.searchsorted(edge, lengths), len(edge) + 1)
             for edge, (_, rows, terms, lengths) in zip(edges, phases, strict=True)
@@ -118,15 +117,21 @@ def _decode(X: Floats) -> tuple[Floats, Floats]:  # noqa: N803
     return np.column_stack([context, batch, np.ones(len(X))]), context / np.maximum(1.0, batch)
 
 
-def _edges(lengths: Floats) -> Floats:
-    """Bounds of the grid that leave enough rows in every bucket."""
+def _edges(terms: Floats, lengths: Floats) -> Floats:
+    """Bounds of the grid that leave every bucket rows enough to tell its coefficients apart."""
     edges: list[float] = []
     for edge in _LENGTHS:
         below = edges[-1] if edges else 0.0
-        inside = np.count_nonzero((lengths > below) & (lengths <= edge))
-        if inside >= _MINIMUM and np.count_nonzero(lengths > edge) >= _MINIMUM:
+        parts = [(lengths > below) & (lengths <= edge), lengths > edge]
+        if all(_rank(terms[part]) == _rank(terms) for part in parts):
             edges.append(edge)
     return np.array(edges)
+
+
+def _rank(terms: Floats) -> int:
+    if not len(terms):
+        return 0
+    return int(np.linalg.matrix_rank(terms / np.maximum(terms.max(axis=0), 1.0)))
 
 
 def _blocks(terms: Floats, buckets: NDArray[np.intp], count: int) -> Floats:

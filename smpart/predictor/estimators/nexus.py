@@ -101,6 +101,7 @@ class Nexus(LatencyEstimator):
     def _fit_constants(asked: _Asked, y: Floats) -> _Constants:
         flops = [2.0 * max(1.0, float(np.max(work.flops / y))) for work in asked.kernels]
         moved = [2.0 * max(1.0, float(np.max(work.bytes / y))) for work in asked.kernels]
+        flops[-1] *= 10.0  # decode's attention is bound by traffic; where both fit alike, that is what to start from
         fixed = 0.5 * float(y.min())
         starts = [np.array([*flops, *moved, fixed, fixed, saturation, 1.0]) for saturation in (0.4, 0.9)]
         return _Constants.of(positive_fit(lambda flat: _seconds(asked, _Constants.of(flat), 0.0), starts, y))
