@@ -41,6 +41,7 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as stdout's last line.")]
 Backend = Annotated[str, typer.Option(help="auto, green, mps, cores, or sim:<gpu> (bench only).")]
+Profile = Annotated[str, typer.Option(help="auto, none, or the folder or file of a profile that must match.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of arrivals, prompts and sampling.")]
 
 
@@ -100,6 +101,7 @@ def generate(
     policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "smpart",
     backend: Backend = "auto",
     dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    profile: Profile = "auto",
     as_json: Json = False,
 ) -> None:
     """Stream one answer."""
@@ -115,7 +117,7 @@ def generate(
         stream.write(piece)
         stream.flush()
 
-    result = answer(Question(model, text, params, chat, policy, backend, dtype), show)
+    result = answer(Question(model, text, params, chat, policy, backend, dtype, profile), show)
     show("\n")
     if as_json:
         print_json({"schema": 1, "command": "generate", **result})
@@ -139,15 +141,55 @@ def profile(
     from smpart.bench.fit import fit_folder
     from smpart.bench.output import print_json
     from smpart.bench.profile import Options, measure
-    from smpart.predictor.estimators.doubt import doubt
+    from smpart.predictor.estimators.doubt import Doubt
 
     options = Options(model, out, minutes, backend, dtype, seed, max_prompt, max_context, max_batch)
     display = Display(live=not as_json)
     result = measure(
-        options, doubt, lambda folder: fit_folder(folder, say=display.say).report, display.say, display.budget
+        options, Doubt, lambda folder: fit_folder(folder, say=display.say).report, display.say, display.budget
     )
     if as_json:
         print_json(result)
+
+
+@app.command()
+def fit(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a profile.")],
+    as_json: Json = False,
+) -> None:
+    """Samples to artefact and error report: held-out errors, bounds, noise, and the published forms beside ours."""
+    from rich.console import Console
+
+    from smpart.bench.console import Display
+    from smpart.bench.fit import fit_folder
+    from smpart.bench.fit_table import lines, table
+    from smpart.bench.output import print_json
+
+    display = Display(live=not as_json)
+    made = fit_folder(folder, say=display.say).report
+    (display.console if as_json else Console()).print(table(made))
+    for line in lines(made):
+        display.say(line)
+    if as_json:
+        print_json(made)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A profile or bench folder.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; DIR/report.html by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """One self-contained HTML page from a profile or bench folder."""
+    from smpart.bench.console import Display
+    from smpart.bench.output import print_json
+    from smpart.bench.pages.make import write_report
+
+    path = write_report(folder, out, Display(live=not as_json).say)
+    if as_json:
+        print_json({"schema": 1, "command": "report", "page": str(path)})
+    else:
+        typer.echo(path)
 
 
 @app.command()
@@ -178,6 +220,7 @@ def bench(
     seed: Seed = 0,
     repeat: Annotated[int, typer.Option(help="Replays of each policy, on seeds SEED, SEED+1, ...")] = 1,
     dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    profile: Profile = "auto",
     as_json: Json = False,
 ) -> None:
     """Replay a load under several policies, in real or virtual time, and compare."""
@@ -194,12 +237,13 @@ def bench(
     options = Options(policies, source, objectives, rate, speedup, repeat, capacity, attainment)
     options.check()
     display = Display(live=not as_json)
-    config = {"model": model, "backend": backend, "dtype": dtype, "options": asdict(options)}
+    config = {"model": model, "backend": backend, "dtype": dtype, "profile": profile, "options": asdict(options)}
     output = Output("bench", as_json, out, config, display)
     output.check()
-    with Deployment.open(model, backend=backend, dtype=dtype) as deployment:
+    with Deployment.open(model, backend=backend, dtype=dtype, profile=profile) as deployment:
         runs = list(Bench(deployment, options, display.say, display.watch).runs())
-        output.report(runs, deployment.device, f"{model} on {deployment.backend}, {Path(trace).name}")
+        title = f"{model} on {deployment.backend}, {Path(trace).name}"
+        output.report(runs, deployment.device, title, profile=deployment.profile_facts)
 
 
 @app.command()
@@ -208,6 +252,7 @@ def demo(
     model: Annotated[str, typer.Option(help="A real model with a chat template.")] = "smollm2",
     backend: Backend = "auto",
     dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    profile: Profile = "auto",
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -218,11 +263,11 @@ def demo(
     from smpart.engine.deployment import Deployment
 
     display = Display(live=not as_json)
-    config = {"model": model, "backend": backend, "dtype": dtype, "seed": seed}
+    config = {"model": model, "backend": backend, "dtype": dtype, "profile": profile, "seed": seed}
     output = Output("demo", as_json, out, config, display)
     output.check()
     display.say(f"loading {model}")
-    with Deployment.open(model, backend=backend, dtype=dtype) as deployment:
+    with Deployment.open(model, backend=backend, dtype=dtype, profile=profile) as deployment:
         show = Demo(deployment, seed, display.say, display.watch)
         runs = []
         for run in show.runs():
@@ -230,5 +275,6 @@ def demo(
             display.say(f"{run.policy}: {len(run.replay.served)} requests in {run.replay.seconds:.0f} s")
         for question, text in show.answers(runs[-1]):
             display.say(f"> {question}\n  {text}")
-        output.report(runs, deployment.device, f"{model} on {deployment.backend}", verdict=verdict(runs))
+        title, used = f"{model} on {deployment.backend}", deployment.profile_facts
+        output.report(runs, deployment.device, title, verdict=verdict(runs), profile=used)
     display.say(verdict(runs))

@@ -25,6 +25,7 @@ class Question:
     policy: str = "smpart"
     backend: str = "auto"
     dtype: str = "float32"
+    profile: str = "auto"
 
 
 def answer(question: Question, show: Callable[[str], None]) -> dict[str, object]:
@@ -34,7 +35,7 @@ def answer(question: Question, show: Callable[[str], None]) -> dict[str, object]
         text, token_ids, finish_reason, ttft_ms, tpot_ms (None with one token), model, backend and more, for JSON.
 
     Raises:
-        UsageError: a model, backend, policy or prompt that cannot be served as asked.
+        UsageError: a model, backend, policy, profile or prompt that cannot be served as asked.
         RequestFailed: the engine could not finish it.
     """
     if not question.prompt:
@@ -42,7 +43,9 @@ def answer(question: Question, show: Callable[[str], None]) -> dict[str, object]
     make_policy(question.policy)
     if question.backend.startswith("sim"):
         raise UsageError(f"backend {question.backend!r} only simulates and gives no text; use cores, or smpart bench")
-    deployment = Deployment.open(question.model, backend=question.backend, dtype=question.dtype)
+    deployment = Deployment.open(
+        question.model, backend=question.backend, dtype=question.dtype, profile=question.profile
+    )
     try:
         tokenizer = deployment.tokenizer
         if tokenizer is None:
@@ -71,4 +74,5 @@ def answer(question: Question, show: Callable[[str], None]) -> dict[str, object]
         "backend": deployment.backend,
         "policy": question.policy,
         "seed": question.params.seed,
+        "profile": deployment.profile_facts,
     }

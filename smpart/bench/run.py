@@ -42,7 +42,8 @@ def run(
         policy: its name in the record.
         spec: the policy with its argument, where that is not part of the name.
     """
-    result = replay(deployment.core(spec or policy, slo, seed=seed), jobs, slo, watch)
+    core = deployment.core(spec or policy, slo, seed=seed)
+    result = replay(core, jobs, slo, watch)
     record: Summary = {
         "policy": policy,
         "spec": spec or policy,
@@ -55,5 +56,6 @@ def run(
         **summarise(result, slo),
         "capacity_rps": capacity_rps,
         "virtual": deployment.virtual,
+        "drifted": core.drifted,
     }
     return Run(policy, seed, slo, record, result)

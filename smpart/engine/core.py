@@ -87,6 +87,11 @@ class EngineCore:
         return self.state.log
 
     @property
+    def drifted(self) -> str | None:
+        """See `Predictor.drifted`."""
+        return self.state.predictor.drifted
+
+    @property
     def lanes(self) -> Lanes:
         """The lanes it serves on."""
         return self.state.lanes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +10,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from smpart.engine.core import EngineCore
+from smpart.engine.profiles import Profile, Wanted
 from smpart.errors import UnsupportedModel, UsageError
 from smpart.kvcache import BlockPool, KVConfig
 from smpart.partition import Backend, Device, Lanes, ModelShape
 from smpart.partition.registry import open_backend
 from smpart.partition.sim import Sim
 from smpart.predictor import OnlinePredictor
+from smpart.predictor.artefact import Artefact
+from smpart.profiler.fingerprint import Fingerprint
 from smpart.profiler.probe import Probe
 from smpart.runtime.board import Noticeboard
 from smpart.scheduler.plan import Policy
@@ -37,8 +39,11 @@ class Deployment:
         name: the model, as asked for.
         backend: the backend that was opened (never ``auto``).
         virtual: whether its clock is virtual.
+        dtype: element type of weights and KV, torch's name.
         predictor: what is known of this device's speed before the first request; each core gets a copy.
         probes: what was measured to know it.
+        profile: the artefact that `predictor` predicts from; None: from physics and a first look.
+        contradiction: what the first forwards say against the profile; None: nothing.
         lead_s: see `EngineCore`.
         max_len: longest prompt and answer together.
         generation_defaults: the model's own generation settings.
@@ -52,17 +57,26 @@ class Deployment:
     kv: KVConfig
     blocks: int
     model_shape: ModelShape
+    dtype: str
     predictor: OnlinePredictor
     lead_s: float
     eos: frozenset[int] = frozenset()
     tokenizer: PreTrainedTokenizerBase | None = None
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     probes: Sequence[Probe] = ()
+    profile: Artefact | None = None
+    contradiction: str | None = None
     resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @classmethod
     def open(
-        cls, model: str, *, backend: str = "auto", kv: KVConfig | None = None, dtype: str = "float32"
+        cls,
+        model: str,
+        *,
+        backend: str = "auto",
+        kv: KVConfig | None = None,
+        dtype: str = "float32",
+        profile: Profile = "auto",
     ) -> Deployment:
         """Load a model by name and place it.
 
@@ -71,22 +85,23 @@ class Deployment:
                 of `smpart.sim.models` or any ``config.json``.
             backend: ``auto``, ``cores`` or ``sim:<gpu>``.
             dtype: element type of weights and KV, torch's name.
+            profile: what to predict from; see `smpart.engine.profiles.Profile`.
 
         Raises:
-            UsageError: an unknown model or backend, limits that cannot hold.
+            UsageError: an unknown model or backend, limits that cannot hold, a profile of another machine or model.
             UnsupportedModel, BackendUnavailable, SmpartError: it cannot be served here; the message says why.
         """
-        opened = _open(backend)
+        wanted, opened = Wanted.read(profile), _open(backend)
         if isinstance(opened, Sim):
             from smpart.engine.virtual import deploy_virtual
 
-            return deploy_virtual(model, opened, kv or KVConfig(), dtype)
+            return deploy_virtual(model, opened, kv or KVConfig(), dtype, wanted)
         from smpart.engine.real import deploy_real, warm_up
         from smpart.runtime.models import load_model
 
         warm_up()
         loaded, tokenizer = load_model(model, dtype=dtype)
-        return deploy_real(loaded, tokenizer, opened, kv or KVConfig(), name=model)
+        return deploy_real(loaded, tokenizer, opened, kv or KVConfig(), name=model, wanted=wanted)
 
     @classmethod
     def serve(
@@ -96,23 +111,34 @@ class Deployment:
         *,
         backend: str = "auto",
         kv: KVConfig | None = None,
+        profile: Profile = "auto",
     ) -> Deployment:
         """Place a loaded model. Raises as `open` does."""
         if not hasattr(model, "config") or not callable(getattr(model, "generate", None)):
             raise UnsupportedModel(f"a {type(model).__name__} is no transformers causal language model")
         if kv is not None and not isinstance(kv, KVConfig):
             raise UsageError(f"kv must be a KVConfig, not {type(kv).__name__}")
-        opened = _open(backend)
+        wanted, opened = Wanted.read(profile), _open(backend)
         if isinstance(opened, Sim):
             raise UsageError(f"backend {backend!r} only simulates: it serves no real model; try `smpart bench`")
         from smpart.engine.real import deploy_real
 
-        return deploy_real(model, tokenizer, opened, kv or KVConfig(), name=type(model).__name__)
+        return deploy_real(model, tokenizer, opened, kv or KVConfig(), name=type(model).__name__, wanted=wanted)
 
     @property
     def device(self) -> Device:
         """The device whose units the lanes share."""
         return self.lanes.device
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What a profile must have been measured for to be good here."""
+        return Fingerprint.of(self.backend, self.device, self.model_shape, self.dtype)
+
+    @property
+    def profile_facts(self) -> dict[str, object] | None:
+        """The profile in use, for JSON, with what the first forwards said against it; None without one."""
+        return None if self.profile is None else {**self.profile.about, "contradiction": self.contradiction}
 
     @property
     def max_len(self) -> int:
@@ -130,7 +156,7 @@ class Deployment:
         return EngineCore(
             self.lanes,
             made,
-            copy.deepcopy(self.predictor),
+            self.predictor.copy(),
             BlockPool(self.blocks, self.kv.block_tokens),
             self.board,
             layers=self.model_shape.layers,

@@ -16,6 +16,7 @@ import numpy as np
 from smpart.engine.core import EngineCore
 from smpart.engine.deployment import Deployment
 from smpart.engine.handle import Handle
+from smpart.engine.profiles import Profile
 from smpart.engine.request import FinishReason, Request, RequestOutput
 from smpart.engine.tensors import generate_tensor
 from smpart.errors import EngineClosed, UsageError
@@ -41,6 +42,7 @@ def wrap(
     backend: str = "auto",
     policy: str = "smpart",
     kv: KVConfig | None = None,
+    profile: Profile = "auto",
 ) -> Engine:
     """Serve an unmodified transformers model on two lanes.
 
@@ -53,16 +55,18 @@ def wrap(
         backend: ``auto``, ``cores``, ...; see ``smpart doctor``.
         policy: how work is placed on the lanes; see ``smpart bench --help``.
         kv: size and limits of the KV memory.
+        profile: what ``smpart profile`` measured: ``auto`` takes the one that is installed for this machine and model,
+            if there is one; ``none`` goes without; or its folder, its file, or an `Artefact`.
 
     Raises:
         UnsupportedModel: the model cannot be served correctly; the message says why.
         BackendUnavailable: the backend cannot be used here.
-        UsageError: an unknown policy or backend, or limits that cannot hold.
+        UsageError: an unknown policy or backend, limits that cannot hold, or a profile of another machine or model.
     """
     _check_slo(slo)
     if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
         raise UsageError(f"tokenizer: a {type(tokenizer).__name__} has no encode and decode")
-    deployment = Deployment.serve(model, tokenizer, backend=backend, kv=kv)
+    deployment = Deployment.serve(model, tokenizer, backend=backend, kv=kv, profile=profile)
     try:
         return Engine(deployment, policy=policy, slo=slo or SLO())
     except BaseException:
@@ -214,6 +218,11 @@ class Engine:
     def core(self) -> EngineCore:
         """The loop's state, for metrics (read only; it changes under your eyes)."""
         return self._core
+
+    @property
+    def drifted(self) -> str | None:
+        """In words, why the profile is no longer true and should be measured anew; None: it is, or there is none."""
+        return self._core.drifted or self._deployment.contradiction
 
     def close(self) -> None:
         """End every request, the workers and their memory. Idempotent."""

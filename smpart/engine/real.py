@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from smpart.engine.deployment import Deployment
+from smpart.engine.profiles import NONE, Wanted, contradiction, predictor_of
 from smpart.engine.staff import Hire, Job, hire
 from smpart.errors import UnsupportedModel, UsageError
 from smpart.kvcache import KVConfig, KVLayout
 from smpart.partition import Backend
 from smpart.predictor import OnlinePredictor, Rates, RooflinePrior, calibrate
-from smpart.profiler.probe import Probe, Prober, first_look
+from smpart.predictor.artefact import Artefact
+from smpart.profiler.fingerprint import Fingerprint
+from smpart.profiler.probe import Probe, first_look
+from smpart.profiler.timer import Timer
+from smpart.profiler.works import Works
 from smpart.runtime.adapter import ModelAdapter, model_shape
 from smpart.runtime.board import Board
 from smpart.runtime.children import Zygote
@@ -31,6 +38,9 @@ _LEAD_S = 0.01
 _LOOK_S = 5.0
 """About how long the first look at the device may take."""
 
+_CHECKED = 3
+"""Forwards of a first look that tell whether a profile is still true."""
+
 
 def warm_up() -> None:
     """Begin what takes seconds and needs no model: the process that workers are forked from imports torch."""
@@ -45,23 +55,26 @@ def deploy_real(
     *,
     name: str,
     hire: Hire = hire,
+    wanted: Wanted = NONE,
 ) -> Deployment:
     """Place a model on lane workers; measures a few forwards before it returns.
 
     Args:
         hire: finds the workers for a backend.
+        wanted: the profile to predict from.
 
     Raises:
         UnsupportedModel: the model cannot be served correctly.
-        UsageError: limits that cannot hold.
+        UsageError: limits that cannot hold, or a profile of another machine or model.
         SmpartError: not enough memory, or the workers cannot start.
     """
     warm_up()
     adapter = ModelAdapter(model)
     adapter.detach()
     facts, shape = adapter.facts, model_shape(model)
-    max_len = _max_len(kv, facts)
-    layout = KVLayout(facts.layers, facts.kv_heads, facts.head_dim, _dtype(kv, facts), kv.block_tokens)
+    max_len, dtype = _max_len(kv, facts), _dtype(kv, facts)
+    profile = wanted.choose(Fingerprint.of(backend.name, backend.device(), shape, dtype))
+    layout = KVLayout(facts.layers, facts.kv_heads, facts.head_dim, dtype, kv.block_tokens)
     with contextlib.ExitStack() as resources:
         weights = share_weights(model)
         staff = hire(Job(weights, facts, layout, kv, max_len), backend, resources)
@@ -77,28 +90,53 @@ def deploy_real(
             kv=kv,
             blocks=staff.blocks(),
             model_shape=shape,
+            dtype=dtype,
             predictor=OnlinePredictor(RooflinePrior(shape, lanes.device)),
+            profile=profile,
             lead_s=_LEAD_S,
             eos=_eos(model),
             tokenizer=tokenizer,
             generation_defaults=model.generation_config.to_dict() if model.generation_config is not None else {},
         )
-        deployment.probes = _look(deployment)
+        deployment.probes = _look(deployment) if profile is None else _check(deployment, profile)
         deployment.resources = resources.pop_all()
     return deployment
 
 
 def _look(deployment: Deployment) -> list[Probe]:
-    assert isinstance(deployment.board, Board)
-    prober = Prober(deployment.lanes, deployment.board, deployment.blocks)
-    probes = list(first_look(prober, deployment.lanes.splits(), _LOOK_S, deployment.lanes.now))
+    """What forwards take here, as far as `_LOOK_S` allows: the predictor begins with it."""
+    probes = list(_probes(deployment))
     alone = [(probe.shape, probe.units, probe.seconds) for probe in probes if not probe.neighbour.tokens]
     rates = calibrate(deployment.model_shape, Rates.guess(deployment.lanes.device), alone)
     deployment.predictor = OnlinePredictor(RooflinePrior(deployment.model_shape, deployment.lanes.device, rates))
+    _teach(deployment, probes)
+    return probes
+
+
+def _check(deployment: Deployment, profile: Artefact) -> list[Probe]:
+    """Whether a profile is still true: a few forwards; where they contradict it, so must two more rounds of them."""
+    deployment.predictor = predictor_of(profile)
+    prior, probes = deployment.predictor.prior, list(islice(_probes(deployment), _CHECKED))
+    if contradiction(prior, probes):
+        for _ in range(2):
+            probes += islice(_probes(deployment), _CHECKED)
+        deployment.contradiction = contradiction(prior, probes)
+    if deployment.contradiction:
+        _log.warning("%s: %s; run `smpart profile` again", profile.source or "the profile", deployment.contradiction)
+    _teach(deployment, probes)
+    return probes
+
+
+def _probes(deployment: Deployment) -> Iterator[Probe]:
+    works = Works(deployment.board, deployment.blocks, deployment.kv.block_tokens)
+    timer = Timer(deployment.lanes, works)
+    return first_look(works, timer, deployment.lanes.splits(), _LOOK_S, deployment.lanes.now)
+
+
+def _teach(deployment: Deployment, probes: Sequence[Probe]) -> None:
     for probe in probes:
         deployment.predictor.observe(probe.shape, probe.units, probe.neighbour, 1.0, probe.seconds)
         _log.debug("first look: %s on %d units takes %.1f ms", probe.shape, probe.units, probe.seconds * 1e3)
-    return probes
 
 
 def _max_len(kv: KVConfig, facts: ModelFacts) -> int:

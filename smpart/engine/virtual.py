@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from smpart.engine.deployment import Deployment
 from smpart.engine.ghost import GhostBoard, GhostBody
+from smpart.engine.profiles import Wanted, predictor_of
 from smpart.kvcache import KVConfig, KVLayout, blocks_that_fit, pool_blocks
 from smpart.partition.sim import Sim, SimLanes
 from smpart.predictor import OnlinePredictor, RooflinePrior
+from smpart.profiler.fingerprint import Fingerprint
 from smpart.runtime.models import load_config_shape
 from smpart.sim import MODELS, RooflineCost
 
@@ -20,14 +22,15 @@ _USED = 0.9
 """Share of the GPU's memory for weights and KV, as public serving stacks take by default."""
 
 
-def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str) -> Deployment:
+def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str, wanted: Wanted) -> Deployment:
     """Place a model's shape on a simulated GPU.
 
     Raises:
-        UsageError: an unknown model, or one that does not fit into the GPU's memory.
+        UsageError: an unknown model, one that does not fit into the GPU's memory, or a profile of another.
     """
     shape = MODELS.get(model) or load_config_shape(model, dtype=dtype)
     device = backend.device()
+    profile = wanted.choose(Fingerprint.of(backend.name, device, shape, dtype))
     layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, dtype, kv.block_tokens)
     if kv.blocks is None and kv.memory_bytes is None:
         kv = replace(kv, memory_bytes=max(1, int(_USED * device.memory_bytes) - shape.weight_bytes))
@@ -44,6 +47,8 @@ def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str) -> Deploy
         kv=kv,
         blocks=blocks,
         model_shape=shape,
-        predictor=OnlinePredictor(RooflinePrior(shape, device)),
+        dtype=dtype,
+        predictor=OnlinePredictor(RooflinePrior(shape, device)) if profile is None else predictor_of(profile),
+        profile=profile,
         lead_s=-math.inf,
     )

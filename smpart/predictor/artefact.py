@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -86,14 +87,35 @@ class Artefact:
     def require(self, fingerprint: Fingerprint) -> None:
         """Raise `UsageError` unless it is good for `fingerprint`; the message names what differs and what to do."""
         differences = self.fingerprint.differences(fingerprint)
-        if not differences:
-            return
-        more = f" and {len(differences) - _MANY} more" if len(differences) > _MANY else ""
-        raise UsageError(
-            f"{f'profile {self.source}' if self.source else 'this profile'} was measured for another machine or model ({'; '.join(differences[:_MANY])}"
-            f"{more}): measure here with `smpart profile MODEL --backend {fingerprint.backend} --out DIR`, "
-            "or go on without one (--profile none)"
-        )
+        if differences:
+            which = f"profile {self.source}" if self.source else "this profile"
+            more = f" and {len(differences) - _MANY} more" if len(differences) > _MANY else ""
+            raise UsageError(
+                f"{which} was measured for another machine or model ({'; '.join(differences[:_MANY])}{more}): measure "
+                f"here with `smpart profile MODEL --backend {fingerprint.backend} --out DIR`, "
+                "or go on without one (--profile none)"
+            )
+
+    @property
+    def about(self) -> dict[str, object]:
+        """For JSON: where it lies, whose it is, when it was measured, and how far off it is on forwards held out."""
+        return {
+            "file": str(self.source) if self.source else None,
+            "fingerprint": self.fingerprint.digest,
+            **{name: self.report.get(name) for name in ("measured", "solo", "corun", "bound")},
+        }
+
+    @property
+    def words(self) -> str:
+        """The same in words, for people."""
+        parts = [str(self.source or "an artefact")]
+        if isinstance(measured := self.report.get("measured"), int | float):
+            parts.append(f"measured {datetime.fromtimestamp(measured):%Y-%m-%d %H:%M}")
+        for name, situation in (("solo", "alone"), ("corun", "side by side")):
+            error = (self.report.get(name) or {}).get("median_ape")
+            if isinstance(error, int | float):
+                parts.append(f"median error {situation} {error:.1%}")
+        return ", ".join(parts)
 
     def install(self) -> Path:
         """Copy it into the user's cache, where `find` looks. Raises `SmpartError` if that cannot be written."""

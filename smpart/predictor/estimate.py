@@ -21,6 +21,10 @@ NOTHING = Shape()
 class Predictor(Protocol):
     """Predicts how long a forward takes; learns from what it really took."""
 
+    @property
+    def drifted(self) -> str | None:
+        """In words, how forwards lastingly contradict what was measured of them beforehand; None: they do not."""
+
     def predict(self, shape: Shape, units: int, neighbour: Shape = NOTHING) -> Estimate:
         """Seconds of the whole forward of `shape` on `units` units beside `neighbour` (running all the while)."""
 

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
-from bisect import insort
-from collections import deque
 from typing import Protocol
 
 from smpart.partition import Shape
+from smpart.predictor.drift import Drift
 from smpart.predictor.estimate import NOTHING, Estimate
+from smpart.predictor.residuals import LASTING, Level, Margin
 
-_SLOWEST_RATE = 0.06
-"""Weight of a new observation once many have been seen."""
+_log = logging.getLogger(__name__)
+
 _BACKING = 0.5
-"""How many observations the coarser level counts for beside the finer one."""
-_COVERAGE = 0.97
-_WINDOW = 128
-"""Residuals that the bound is taken from."""
+"""How many observations the coarser level counts for beside the finer one, at least."""
+_NOISE, _MOST_BACKING = 0.07, 4.0
+"""A prior counts for as many observations as noise of this bound (log) is wider than its own, squared; so many at most.
+"""
 _TRUSTED = 8
-"""Residuals before the bound may become narrower than `_FIRST_MARGIN`."""
-_FIRST_MARGIN = math.log(1.25)
-_WIDEST = 1.5
-"""No single residual widens the bound by more than this (log)."""
+"""Residuals before a bound may become narrower than the prior's own."""
+_ENOUGH = 64
+"""Residuals of one region from which on it has a bound of its own."""
+
+_PREFILL, _DECODE, _HYBRID = 1, 2, 3
+_NAMES = ("", "prefill", "decode", "a hybrid step")
 
 
 class Prior(Protocol):
-    """What `OnlinePredictor` corrects."""
+    """What `OnlinePredictor` corrects: physics, or a profile's tables."""
+
+    units: int
+    """Units of the whole device."""
 
     def seconds(self, shape: Shape, units: int) -> float:
         """Expected seconds alone on `units` units."""
@@ -33,185 +40,237 @@ class Prior(Protocol):
     def contention(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
         """Times slower beside the neighbour."""
 
+    def margin(self, shape: Shape, beside: bool) -> float:
+        """Log of an upper bound of single forwards over the expected time, by the prior's own account."""
 
-class _Level:
-    """A running mean of log ratios that outliers move little, and that still follows a real change.
 
-    The first few observations count by recency, so that a slow first one is soon forgotten. After that an
-    innovation is clipped to a few times the usual one, unless four in a row point the same way.
+class _Region:
+    """Forwards of one phase, number of units and coarse size (and of one kind of neighbour): what is known of them.
+
+    Attributes:
+        log: correction of the prior, backed by the coarser levels as they were when the region was last seen.
+        factor: its exponential.
+        margin: the bound that holds here.
     """
 
-    __slots__ = ("count", "mean", "spread", "streak")
+    __slots__ = ("coarse", "factor", "level", "log", "margin", "own")
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self.spread = 0.1
-        self.streak = 0
+    def __init__(self, coarse: Margin) -> None:
+        self.level = Level()
+        self.log = 0.0
+        self.factor = 1.0
+        self.coarse = self.margin = coarse
+        self.own: Margin | None = None
 
-    def learn(self, value: float) -> None:
-        innovation = value - self.mean
-        if self.count >= 4:
-            limit = 3.0 * self.spread + 0.02
-            if abs(innovation) > limit:
-                sign = 1 if innovation > 0 else -1
-                self.streak = self.streak + sign if self.streak * sign > 0 else sign
-                if abs(self.streak) < 4:
-                    innovation = sign * limit
-            else:
-                self.streak = 0
-            self.spread += 0.1 * (min(abs(innovation), 1.0) - self.spread)
-        self.count += 1
-        self.mean += max(_SLOWEST_RATE, 2.0 / (self.count + 1)) * innovation
+    def residual(self, value: float) -> None:
+        """Learn how far off a prediction was."""
+        self.coarse.learn(value)
+        own = self.own
+        if own is not None:
+            own.learn(value)
+            if own.count == _ENOUGH:
+                self.margin = own
+        elif self.level.count >= _TRUSTED:
+            self.own = Margin()
 
-
-class _Margin:
-    """The quantile of recent residuals that an upper bound needs (split conformal, over a sliding window)."""
-
-    __slots__ = ("_recent", "_sorted", "width")
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
-        self.width = _FIRST_MARGIN
-
-    def learn(self, residual: float) -> None:
-        residual = max(-_WIDEST, min(_WIDEST, residual))
-        self._recent.append(residual)
-        insort(self._sorted, residual)
-        if len(self._recent) > _WINDOW:
-            self._sorted.remove(self._recent.popleft())
-        count = len(self._sorted)
-        rank = min(count, math.ceil((count + 1) * _COVERAGE)) - 1
-        if count > 32 and rank == count - 1:
-            rank -= 1  # too few to tell one outlier from the tail
-        widest = max(0.01, self._sorted[rank])
-        self.width = widest if count >= _TRUSTED else max(_FIRST_MARGIN, widest)
-
-
-_Key = tuple[int, ...]
+    def forget(self) -> None:
+        """The last residuals told of a change that is now learnt."""
+        self.coarse.forget(LASTING)
+        self.own, self.margin = None, self.coarse
 
 
 class OnlinePredictor:
-    """A `Predictor`: prior × correction × contention, each learnt from what really ran.
+    """A `Predictor`: prior × correction × contention × correction, both corrections learnt from what really ran.
 
     The correction of a forward is looked up by (phase, units, size), backed by (phase, units), backed by the phase
-    alone, so that how a phase scales over units comes from observations as soon as there are any. Contention is
-    learnt apart from solo speed, from pieces that ran beside a neighbour. `predict` and `observe` take microseconds.
+    alone, backed by the prior as far as its own bound says that it can be trusted: how a phase scales over units comes
+    from observations as soon as there are any. Contention is corrected apart from solo speed, from pieces that ran
+    beside a neighbour, which has the rest of the device.
+
+    What is learnt is folded into one factor a region when it is observed, so that a prediction takes two look-ups
+    beyond what it asks of the prior.
 
     Args:
         prior: solo seconds and contention before anything was seen.
+        profiled: the prior was measured on this machine with this model: watch whether it still holds.
+
+    Attributes:
+        observations: pieces learnt from.
 
     >>> class Flat:
+    ...     units = 2
     ...     def seconds(self, shape, units): return 1.0
     ...     def contention(self, shape, units, neighbour, neighbour_units): return 1.0
+    ...     def margin(self, shape, beside): return 2.0
     >>> predictor = OnlinePredictor(Flat())
     >>> step = Shape.decode(4, 100)
     >>> for _ in range(3):
     ...     predictor.observe(step, 1, NOTHING, 1.0, 10.0)
-    >>> round(predictor.predict(step, 1).mean, 6)
+    >>> round(predictor.predict(step, 1).mean, 1)
     10.0
     """
 
-    def __init__(self, prior: Prior) -> None:
+    def __init__(self, prior: Prior, *, profiled: bool = False) -> None:
         self.prior = prior
-        self._levels: dict[_Key, _Level] = {}
-        self._margins: dict[_Key, _Margin] = {}
+        self.profiled = profiled
         self.observations = 0
+        self._units = prior.units
+        self._regions: dict[int, _Region] = {}
+        self._levels: dict[int, Level] = {}
+        self._margins = [Margin() for _ in range(16)]
+        self._drifts = [Drift() for _ in range(16)]
+
+    def copy(self) -> OnlinePredictor:
+        """One that has learnt the same and learns on by itself; the prior, which never changes, is shared."""
+        return copy.deepcopy(self, {id(self.prior): self.prior})
+
+    @property
+    def drifted(self) -> str | None:
+        """In words, what takes lastingly more or less than the profile says; None: nothing, or there is no profile."""
+        reasons = [self._drift_words(kind) for kind, drift in enumerate(self._drifts) if drift.side]
+        return "; ".join(reasons) or None
 
     def predict(self, shape: Shape, units: int, neighbour: Shape = NOTHING) -> Estimate:
-        """Seconds of the whole forward of `shape` on `units` units beside `neighbour`."""
-        phase = _phase(shape)
-        logarithm = self._solo_log(phase, shape, units)
-        beside = _phase(neighbour)
-        if beside:
-            logarithm += self._contention_log(phase, shape, units, beside, neighbour)
-        mean = self.prior.seconds(shape, units) * math.exp(logarithm)
-        margin = self._margins.get((phase, 1 if beside else 0))
-        return Estimate(mean, mean * math.exp(margin.width if margin is not None else _FIRST_MARGIN))
+        """Seconds of the whole forward of `shape` on `units` units beside `neighbour`, which has the others."""
+        prior = self.prior
+        region = self._regions.get(_solo_key(shape, units))
+        mean = prior.seconds(shape, units)
+        mean *= math.exp(self._unseen(shape, units)) if region is None else region.factor
+        if neighbour.prefill_tokens or neighbour.decode_batch:
+            others = self._units - units
+            mean *= prior.contention(shape, units, neighbour, others if others > 0 else 1)
+            region = self._regions.get(_beside_key(shape, units, neighbour))
+            kind = 4 * _phase(shape) + _phase(neighbour)
+            if region is None:
+                mean *= math.exp(self._folded(kind, units))
+            else:
+                mean *= region.factor
+        else:
+            kind = 4 * _phase(shape)
+        margin = self._margins[kind] if region is None else region.margin
+        widen = margin.widen if margin.count >= _TRUSTED else self._first_widen(shape, kind)
+        return _make(Estimate, (mean, mean * widen))
 
     def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
         """Learn from a completed piece: `fraction` of the forward took `seconds`.
 
         Pieces without measurable time or work are ignored.
         """
-        phase = _phase(shape)
-        if not phase or not (seconds > 0.0 and fraction > 0.0 and math.isfinite(seconds)):
+        kind = 4 * _phase(shape)
+        if not kind or not (seconds > 0.0 and fraction > 0.0 and math.isfinite(seconds)):
             return
         self.observations += 1
-        beside = _phase(neighbour)
-        keys = _contention_keys(phase, units, beside, shape, neighbour) if beside else _solo_keys(phase, units, shape)
-        if keys[-1] in self._levels:  # what is new is guessed at, which says nothing of how good predictions are
-            expected = self.predict(shape, units, neighbour).mean
-            self._margin((phase, 1 if beside else 0)).learn(math.log(seconds / (fraction * expected)))
-        ratio = math.log(seconds / (fraction * self.prior.seconds(shape, units)))
-        if beside:
-            ratio -= self._solo_log(phase, shape, units)
-        for key in keys:
-            self._level(key).learn(ratio)
+        prior, key = self.prior, _solo_key(shape, units)
+        region = self._regions.get(key)
+        ratio = math.log(seconds / (fraction * prior.seconds(shape, units)))
+        alone = not (neighbour.prefill_tokens or neighbour.decode_batch)
+        bound = prior.margin(shape, not alone)
+        if alone:
+            shift = value = ratio
+        else:
+            others = self._units - units
+            shift = ratio - math.log(prior.contention(shape, units, neighbour, others if others > 0 else 1))
+            value = shift - (self._unseen(shape, units) if region is None else region.log)
+            kind += _phase(neighbour)
+            key = _beside_key(shape, units, neighbour)
+            region = self._regions.get(key)
+        if region is None:
+            if self.profiled:  # a mere guess at what is new says nothing of how good predictions are
+                expected = self._unseen(shape, units) if alone else self._folded(kind, units)
+                self._margins[kind].learn(value - expected)
+            region = self._regions[key] = _Region(self._margins[kind])
+        else:
+            region.residual(value - region.log)
+        if region.level.learn(value):
+            region.forget()
+        self._fold(region, kind, units, value, bound)
+        if self.profiled and self._drifts[kind].learn(shift, bound):
+            self._report(kind)
 
-    def _solo_log(self, phase: int, shape: Shape, units: int) -> float:
-        if phase == _HYBRID and (_HYBRID,) not in self._levels:
-            return self._blend(shape, units)
-        return self._backed(_solo_keys(phase, units, shape), 0.0)
+    def _fold(self, region: _Region, kind: int, units: int, value: float, bound: float) -> None:
+        """Learn at the coarser levels, and back the region by them."""
+        levels = self._levels
+        coarse, finer = levels.get(kind), levels.get(units << 4 | kind)
+        if coarse is None:
+            coarse = levels[kind] = Level()
+        if finer is None:
+            finer = levels[units << 4 | kind] = Level()
+        coarse.learn(value)
+        finer.learn(value)
+        trust = _NOISE / bound if bound > 0.0 else 1.0
+        trust = min(trust * trust, _MOST_BACKING)
+        backing = _BACKING + trust
+        log = coarse.count * coarse.mean / (coarse.count + trust)
+        log = (finer.count * finer.mean + backing * log) / (finer.count + backing)
+        level = region.level
+        region.log = log = (level.count * level.mean + backing * log) / (level.count + backing)
+        region.factor = math.exp(log)
 
-    def _blend(self, shape: Shape, units: int) -> float:
-        """A hybrid step before any was seen: the corrections of its parts, weighted by what each takes."""
+    def _folded(self, kind: int, units: int) -> float:
+        """The correction of a region that was not seen yet: that of the coarser levels."""
+        coarse = self._levels.get(kind)
+        if coarse is None:
+            return 0.0
+        finer = self._levels.get(units << 4 | kind)
+        if finer is None:
+            return coarse.mean
+        return (finer.count * finer.mean + _BACKING * coarse.mean) / (finer.count + _BACKING)
+
+    def _unseen(self, shape: Shape, units: int) -> float:
+        """`_folded` for a forward alone; a hybrid step before any was seen takes after its parts."""
+        kind = 4 * _phase(shape)
+        if kind != 4 * _HYBRID or kind in self._levels:
+            return self._folded(kind, units)
         prefill = Shape(shape.prefill_tokens, shape.prefill_context, shape.prefill_pairs, shape.prefill_chunks)
         decode = Shape.decode(shape.decode_batch, shape.decode_context)
         weights = self.prior.seconds(prefill, units), self.prior.seconds(decode, units)
-        logs = self._solo_log(_PREFILL, prefill, units), self._solo_log(_DECODE, decode, units)
+        logs = [
+            self._folded(4 * _phase(part), units) if region is None else region.log
+            for part in (prefill, decode)
+            for region in (self._regions.get(_solo_key(part, units)),)
+        ]
         return (weights[0] * logs[0] + weights[1] * logs[1]) / (weights[0] + weights[1])
 
-    def _contention_log(self, phase: int, shape: Shape, units: int, beside: int, neighbour: Shape) -> float:
-        keys = _contention_keys(phase, units, beside, shape, neighbour)
-        if keys[0] not in self._levels:
-            return math.log(self.prior.contention(shape, units, neighbour, units))
-        return self._backed(keys, 0.0)
+    def _first_widen(self, shape: Shape, kind: int) -> float:
+        """The bound over the mean until enough residuals were seen."""
+        return math.exp(max(self.prior.margin(shape, bool(kind & 3)), self._margins[kind].widest))
 
-    def _backed(self, keys: tuple[_Key, ...], start: float) -> float:
-        """The finest level's mean, backed by the coarser ones where it has seen little."""
-        value, levels = start, self._levels
-        for key in keys:
-            level = levels.get(key)
-            if level is not None:
-                backing = _BACKING if value != start else 0.0
-                value = (level.count * level.mean + backing * value) / (level.count + backing)
-        return value
+    def _report(self, kind: int) -> None:
+        if self._drifts[kind].side:
+            _log.warning("the profile is no longer true: %s; run `smpart profile` again", self._drift_words(kind))
+        else:
+            _log.info("the profile is true again: %s takes what it says", _words(kind))
 
-    def _level(self, key: _Key) -> _Level:
-        level = self._levels.get(key)
-        if level is None:
-            level = self._levels[key] = _Level()
-        return level
-
-    def _margin(self, key: _Key) -> _Margin:
-        margin = self._margins.get(key)
-        if margin is None:
-            margin = self._margins[key] = _Margin()
-        return margin
+    def _drift_words(self, kind: int) -> str:
+        drift = self._drifts[kind]
+        return f"{_words(kind)} has taken {drift.factor:.2f}x what it says for {drift.run} forwards"
 
 
-_PREFILL, _DECODE, _HYBRID = 1, 2, 3
-_CONTENTION = 8
+_make = tuple.__new__
+"""A named tuple's own constructor takes twice as long."""
+
+
+def _words(kind: int) -> str:
+    return _NAMES[kind >> 2] + (f" beside {_NAMES[kind & 3]}" if kind & 3 else " alone")
 
 
 def _phase(shape: Shape) -> int:
     return (1 if shape.prefill_tokens else 0) + (2 if shape.decode_batch else 0)
 
 
-def _bucket(shape: Shape) -> int:
-    """Coarse size: powers of two of tokens, batch and the context a sequence has, in one number."""
+def _solo_key(shape: Shape, units: int) -> int:
+    """Units and coarse size (powers of two of tokens, batch, and of four of the context a sequence has); even."""
     tokens, batch = shape.prefill_tokens, shape.decode_batch
-    context = shape.prefill_context // (shape.prefill_chunks or 1) + shape.decode_context // (batch or 1)
-    return (tokens.bit_length() * 32 + batch.bit_length()) * 16 + (context.bit_length() >> 1)
+    context = shape.decode_context // batch if batch else 0
+    if tokens:
+        context += shape.prefill_context // (shape.prefill_chunks or 1)
+    key = (units << 6 | tokens.bit_length()) << 6 | batch.bit_length()
+    return (key << 5 | context.bit_length() >> 1) << 1
 
 
-def _solo_keys(phase: int, units: int, shape: Shape) -> tuple[_Key, ...]:
-    return (phase,), (phase, units), (phase, units, _bucket(shape))
-
-
-def _contention_keys(phase: int, units: int, beside: int, shape: Shape, neighbour: Shape) -> tuple[_Key, ...]:
-    kind = _CONTENTION + 4 * phase + beside
-    size = shape.tokens.bit_length() * 32 + neighbour.tokens.bit_length()
-    return (kind,), (kind, units), (kind, units, size)
+def _beside_key(shape: Shape, units: int, neighbour: Shape) -> int:
+    """Units, phases, and the powers of two of both sides' tokens; odd."""
+    tokens, batch = shape.prefill_tokens, shape.decode_batch
+    others, rows = neighbour.prefill_tokens, neighbour.decode_batch
+    phases = (1 if tokens else 0) | (2 if batch else 0) | (4 if others else 0) | (8 if rows else 0)
+    return ((units << 6 | (tokens + batch).bit_length()) << 6 | (others + rows).bit_length()) << 5 | phases << 1 | 1

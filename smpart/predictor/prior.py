@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from smpart.partition import Device, ModelShape, Shape
 from smpart.predictor.estimate import NOTHING, Estimate
 
-_GUESS_MARGIN = 1.5
-"""Upper bound over mean while nothing was measured."""
+_GUESSED, _MEASURED = 1.5, 1.25
+"""Upper bound over mean: of rates that were guessed, and of such that were fitted to a few measured forwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,12 @@ class RooflinePrior:
         rates: what the device can do; by default guessed from its kind and name.
     """
 
+    drifted: str | None = None
+
     def __init__(self, model: ModelShape, device: Device, rates: Rates | None = None) -> None:
         self.model = model
+        self.units = device.units
+        self._margin = math.log(_GUESSED if rates is None else _MEASURED)
         self.rates = rates or Rates.guess(device)
         self._fixed = self.rates.forward_seconds + model.layers * self.rates.layer_seconds
         self._linear = 2.0 * model.linear_params
@@ -100,10 +105,14 @@ class RooflinePrior:
         asked += self.model.bytes(neighbour) / self.seconds(neighbour, max(1, neighbour_units))
         return max(1.0, min(2.0, asked / self.rates.bandwidth))
 
+    def margin(self, shape: Shape, beside: bool) -> float:
+        """Log of the upper bound over the expected time: a guess."""
+        return self._margin
+
     def predict(self, shape: Shape, units: int, neighbour: Shape = NOTHING) -> Estimate:
-        """Seconds of the forward, with a wide margin as its upper bound."""
-        mean = self.seconds(shape, units) * self.contention(shape, units, neighbour, units)
-        return Estimate(mean, mean * _GUESS_MARGIN)
+        """Seconds of the forward beside a neighbour on the other units, with a wide margin as its upper bound."""
+        mean = self.seconds(shape, units) * self.contention(shape, units, neighbour, self.units - units)
+        return Estimate(mean, mean * math.exp(self._margin))
 
     def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
         """Physics does not learn."""

@@ -19,11 +19,16 @@ POLICIES = ["chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:re
 class Flat:
     """A prior that is wrong about everything."""
 
+    units = 2
+
     def seconds(self, shape: Shape, units: int) -> float:
         return 1.0 + 0.01 * shape.tokens
 
     def contention(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
         return 1.0
+
+    def margin(self, shape: Shape, beside: bool) -> float:
+        return 0.25
 
 
 asks = st.lists(

@@ -139,6 +139,7 @@ class Rig:
             kv=self.kv,
             blocks=machine.info.blocks,
             model_shape=shape,
+            dtype=self._args.layout.dtype,
             predictor=OnlinePredictor(RooflinePrior(shape, self.parts.device)),
             lead_s=LEAD_S,
         )
