@@ -11,6 +11,7 @@ no more. So the samples are the same whenever the process dies.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -137,8 +138,10 @@ class Store:
         try:
             self._write(part)
         except OSError as error:
-            kept = f"the {first - 1} samples before are safe: make room, and run it again"
-            raise SmpartError(f"{self.folder}: samples cannot be saved ({error.strerror}); {kept}") from None
+            kept = f"the {sum(part.span.count for part in known)} samples before are safe"
+            cure = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to the folder"
+            why = f"samples cannot be saved ({error.strerror})"
+            raise SmpartError(f"{self.folder}: {why}; {kept}: {cure}, and run it again") from None
         self._unsaved = 0.0
         self._merge([*known, part])
 

@@ -345,7 +345,7 @@ def test_a_full_disk_says_what_is_safe_and_the_same_store_goes_on(
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", write)
             message = refusal(lambda: made.add([sample(6)], seconds=60), SmpartError)
-        assert "No space left on device" in message and "the 6 samples before are safe" in message
+        assert "No space left on device" in message and "the 6 samples before are safe: make room" in message
         assert numbers(made.samples()) == list(range(6))
         made.add([sample(6)], seconds=60)
     assert numbers(Store.open(profile).samples()) == list(range(7)) and Store.open(profile).minutes == 4
@@ -373,6 +373,14 @@ def test_a_part_is_flushed_before_it_gets_its_name_and_its_name_before_add_retur
             monkeypatch.setattr(os, name, recorded(name, getattr(os, name)))
         made.add([sample(6)])
     assert steps == ["write .tmp", "fsync .tmp", "replace .tmp", "fsync "]
+
+
+def test_a_folder_that_is_gone_is_told(profile: Path) -> None:
+    with Store.create(profile, OURS) as made:
+        profile.rename(profile.with_name("moved"))
+        message = refusal(lambda: made.add([sample(6)]), SmpartError)
+    assert "No such file or directory" in message and "see to the folder" in message
+    assert len(Store.open(profile.with_name("moved")).samples()) == 6
 
 
 def test_a_short_write_is_finished(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
