@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,11 +58,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a few truths, and fewer rows of each")
     parser.add_argument("--every", action="store_true", help="op timings of every engine, not of vLLM only")
-    parser.add_argument("--rows", type=int, default=1000, help="at most so many rows of a truth, evenly taken")
+    parser.add_argument("--rows", type=int, default=1000, help="at most so many rows of a truth, drawn at random")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="also judge on a profile made by smpart profile")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, each truth by itself too")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)
     try:
         cases = list(published(options.quick, options.every, 240 if options.quick else options.rows))
         started = time.perf_counter()
@@ -93,7 +94,7 @@ def published(quick: bool, every: bool, rows: int) -> Iterator[Truth]:
 
 
 def thinned(truth: Truth, rows: int) -> Truth:
-    kept = np.unique(np.linspace(0, len(truth.y) - 1, rows).astype(int))
+    kept = np.sort(np.random.default_rng(0).permutation(len(truth.y))[:rows])
     return replace(truth, X=truth.X[kept], y=truth.y[kept])
 
 
@@ -158,7 +159,7 @@ def judge(cases: Sequence[Truth], processes: int) -> Off:
 def errors_of(estimator: LatencyEstimator, truth: Truth, split: Split) -> Floats:
     train, test = split
     fitted = clone(estimator).fit(truth.X[train], truth.y[train])
-    return np.abs(fitted.predict(truth.X[test]) / truth.y[test] - 1.0)
+    return np.asarray(np.abs(fitted.predict(truth.X[test]) / truth.y[test] - 1.0))
 
 
 def judge_profile(folder: Path) -> Off:
@@ -206,7 +207,7 @@ def table(pooled: Pooled, title: str) -> Table:
                 for place, value in enumerate(found[name][:3])
             )
             if name in found
-            else "–"
+            else "-"
             for name in ESTIMATORS
         ]
         shown.add_row(family, test, str(next(iter(found.values())).cases), *cells)
