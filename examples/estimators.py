@@ -10,7 +10,7 @@ smpart's estimator and four published forms, all fitted to the same rows and ask
 Those on SM scaling are MuxWise's own polynomials, evaluated: they test the SM axis, not the form in shapes.
 
     python examples/estimators.py --quick
-    SMPART_DATA=../shared/data python examples/estimators.py --json out/estimators.json
+    SMPART_DATA=../shared/data python examples/estimators.py --full --json out/estimators.json
     python examples/estimators.py --profile out/profile
 """
 
@@ -56,15 +56,15 @@ FEWEST = 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a few truths, and fewer rows of each")
-    parser.add_argument("--every", action="store_true", help="op timings of every engine, not of vLLM only")
-    parser.add_argument("--rows", type=int, default=1000, help="at most so many rows of a truth, drawn at random")
+    parser.add_argument("--quick", action="store_true", help="a few truths only")
+    parser.add_argument("--full", action="store_true", help="op timings of every engine, all rows of each truth (long)")
+    parser.add_argument("--rows", type=int, default=300, help="at most so many rows of a truth, drawn at random")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="also judge on a profile made by smpart profile")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, each truth by itself too")
     options = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = Console(width=None if sys.stdout.isatty() else 180)
     try:
-        cases = list(published(options.quick, options.every, 240 if options.quick else options.rows))
+        cases = list(published(options.quick, options.full, options.rows))
         started = time.perf_counter()
         off = judge(cases, processes=min(2, os.cpu_count() or 1))
         if options.profile:
@@ -72,7 +72,7 @@ def main() -> None:
     except SmpartError as error:
         raise SystemExit(f"estimators: {error}") from None
     pooled = by_family(off)
-    console.print(table(pooled, f"{len(cases)} published truths, {time.perf_counter() - started:.0f} s"))
+    console.print(table(pooled, f"{len(cases)} truths, {time.perf_counter() - started:.0f} s"))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(record(cases, off, pooled), indent=1))
@@ -82,15 +82,13 @@ def main() -> None:
 # ---- what they are judged on
 
 
-def published(quick: bool, every: bool, rows: int) -> Iterator[Truth]:
-    """The truths, each thinned to so many rows."""
-    scaling, engines = sm_scaling(), ("vllm", "sglang", "trtllm") if every else ("vllm",)
-    yield from (thinned(truth, rows) for truth in scaling if not quick or "/A100/" in truth.name)
-    yield from (thinned(truth, rows) for truth in rtx4090())
+def published(quick: bool, full: bool, rows: int) -> Iterator[Truth]:
+    """The truths, each thinned to so many rows unless all are asked for."""
     gpus = ("h100_sxm",) if quick else ("a100_sxm", "h100_sxm", "h200_sxm")
-    for truth in aiconfigurator(gpus, engines):
-        if not quick or "llama-3.1-8b" in truth.name:
-            yield thinned(truth, rows)
+    engines = ("vllm", "sglang", "trtllm") if full else ("vllm",)
+    for truth in (*sm_scaling(), *rtx4090(), *aiconfigurator(gpus, engines)):
+        if not quick or any(part in truth.name for part in ("/A100/", "llama-3.1-8b")):
+            yield truth if full else thinned(truth, rows)
 
 
 def thinned(truth: Truth, rows: int) -> Truth:
@@ -198,7 +196,9 @@ def summed_up(off: Floats) -> Errors:
 
 def table(pooled: Pooled, title: str) -> Table:
     """Median, 95th percentile and largest error in per cent; the least of each row in bold."""
-    shown = Table("truths", "held out", "cases", *ESTIMATORS, title=f"median / p95 / max error in %: {title}")
+    shown = Table("truths", "held out", "cases", title=f"median / p95 / max error in %: {title}")
+    for name in ESTIMATORS:
+        shown.add_column(name, no_wrap=True)
     for (family, test), found in pooled.items():
         least = [min(errors[place] for errors in found.values()) for place in range(3)]
         cells = [

@@ -64,9 +64,7 @@ def sound(truth: Truth) -> None:
 # ---- the folder
 
 
-def test_an_absent_folder_is_told_with_the_variable_that_names_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_absent_folder_is_told_with_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="set SMPART_DATA"):
         truths.sm_scaling()
