@@ -243,7 +243,7 @@ points = st.one_of(lone, pairs, contended)
 
 
 @pytest.mark.parametrize("form", PUBLISHED)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(measured=st.lists(points, min_size=1, max_size=12), asked=st.lists(points, min_size=1, max_size=12))
 def test_any_profile_can_be_fitted_and_any_point_asked(form: str, measured: list[Point], asked: list[Point]) -> None:
     """Few rows, only co-run ones, or a phase that was never measured: still a finite time above 0."""
@@ -353,5 +353,8 @@ def test_scikit_learns_checks_as_far_as_fixed_columns_let_them(estimator: Latenc
 
 
 @parametrize_with_checks([form(MODEL, 8) for form in (AnyMuxWise, AnyBullet, AnyNexus, AnySemiPD)])
-def test_scikit_learns_checks_on_columns_that_fit(estimator: LatencyEstimator, check: Any) -> None:
+def test_scikit_learns_checks_on_columns_that_fit(
+    estimator: LatencyEstimator, check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smpart.predictor.estimators.forms._EVALUATIONS", 5)  # it is the contract that is checked
     check(estimator)
