@@ -66,9 +66,8 @@ def main() -> None:
     try:
         cases = list(published(options.quick, options.full, options.rows))
         started = time.perf_counter()
-        off = judge(cases, processes=min(2, os.cpu_count() or 1))
-        if options.profile:
-            off |= judge_profile(options.profile)
+        own = judge_profile(options.profile) if options.profile else {}
+        off = judge(cases, processes=min(2, os.cpu_count() or 1)) | own
     except SmpartError as error:
         raise SystemExit(f"estimators: {error}") from None
     pooled = by_family(off)
