@@ -50,7 +50,7 @@ class Bullet(LatencyEstimator):
 
     Attributes:
         constants_: peak flops a second, peak bytes a second, and the knee in units.
-        left_: by whether the row prefills: sizes of neighbours in tokens, and the share of bandwidth each leaves.
+        left_: by whether the row prefills: octaves of the size of neighbours, and the share of bandwidth each leaves.
     """
 
     def _fit(self, X: Floats, y: Floats) -> None:  # noqa: N803
@@ -73,17 +73,18 @@ class Bullet(LatencyEstimator):
         return positive_fit(lambda constants: self._sum(work, units, constants, 1.0), starts, y)
 
     def _fit_left(self, X: Floats, y: Floats) -> tuple[Floats, Floats]:  # noqa: N803
-        """For each size of neighbour the share of bandwidth under which predictions are least off."""
+        """For each octave of the neighbour's size the share of bandwidth under which predictions are least off."""
         alpha = self._alpha(X)
         off = np.stack([np.abs(np.log(self._roofline(X, share) * alpha / y)) for share in _SHARES])
-        sizes = np.unique(_neighbour(X))
-        return sizes, np.array([_SHARES[off[:, _neighbour(X) == size].sum(axis=1).argmin()] for size in sizes])
+        octaves: Floats = np.rint(np.log2(1.0 + _neighbour(X)))
+        sizes = np.unique(octaves)
+        return sizes, np.array([_SHARES[off[:, octaves == size].sum(axis=1).argmin()] for size in sizes])
 
     def _predict(self, X: Floats) -> Floats:  # noqa: N803
         share = np.ones(len(X))
         for prefills, (sizes, left) in self.left_.items():
             rows = ~alone(X) & (has_prefill(X) == prefills)
-            share[rows] = np.interp(np.log1p(_neighbour(X[rows])), np.log1p(sizes), left)
+            share[rows] = np.interp(np.log2(1.0 + _neighbour(X[rows])), sizes, left)
         return self._roofline(X, share) * self._alpha(X)
 
     def _alpha(self, X: Floats) -> Floats:  # noqa: N803

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,12 @@ from smpart.predictor.estimators.forms import alone, has_decode, has_prefill, me
 
 _LENGTHS = (2048.0, 8192.0, 32768.0, 131072.0)
 """The paper's profiling grid: bounds of length buckets, and of the guard's cells."""
+
+
+_NOTHING = 1e-3
+"""Singular value, of terms that are at most 1, below which rows tell nothing of a direction."""
+
+Form = Callable[[Floats], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +39,9 @@ class MuxWise(LatencyEstimator):
     the next lower one, as the authors' code does. Beside a neighbour, decode takes its solo time by the largest
     slowdown seen in its cell of the guard grid, or seen at all for a cell without samples; prefill has no guard.
 
-    Completed here: packed prompts are taken as equally long, a hybrid forward as the sum of both phases, and no
-    coefficient may fall below 0. Where rows repeat, medians count. A bucket whose rows cannot tell its coefficients
-    apart is joined with the next.
+    Completed here: packed prompts are taken to reuse equally many tokens, a hybrid forward as the sum of both phases,
+    and no coefficient may fall below 0. Where rows repeat, medians count. Where the rows of a bucket or of a unit count
+    cannot tell its coefficients apart, it has those of the next bucket, or of the next lower unit count.
 
     Attributes:
         guard_: largest slowdown seen, by cell of the guard grid.
@@ -51,7 +58,10 @@ class MuxWise(LatencyEstimator):
         self.prefill_: dict[float, _Buckets] = {}
         self.decode_: dict[float, _Buckets] = {}
         for units in np.unique(column(X, "units")[rows]):
-            self._fit_units(X[rows & (column(X, "units") == units)], y[rows & (column(X, "units") == units)], units)
+            here = rows & (column(X, "units") == units)
+            self._fit_units(X[here], y[here], float(units))
+        self.prefill_ = _determined(self.prefill_, X[rows & has_prefill(X)], _prefill)
+        self.decode_ = _determined(self.decode_, X[rows & has_decode(X)], _decode)
         self.least_ = float(y.min())
         self.guard_: dict[bytes, float] = {}
         self.worst_ = 1.0
@@ -70,7 +80,7 @@ class MuxWise(LatencyEstimator):
         theta = np.split(relative_nnls(np.hstack(blocks), y), [blocks[0].shape[1]])
         for edge, own, (sets, rows, terms, _) in zip(edges, theta, phases, strict=True):
             if rows.any():
-                sets[float(units)] = _Buckets(edge, own.reshape(-1, terms.shape[1]))
+                sets[units] = _Buckets(edge, own.reshape(-1, terms.shape[1]))
 
     def _fit_guard(self, X: Floats, y: Floats) -> None:  # noqa: N803
         slowdowns = np.maximum(1.0, y / self._solo(X))
@@ -105,9 +115,10 @@ class MuxWise(LatencyEstimator):
 def _prefill(X: Floats) -> tuple[Floats, Floats]:  # noqa: N803
     """Terms of the prefill form, and the new tokens of one prompt."""
     tokens, prompts = column(X, "prefill_tokens"), np.maximum(1.0, column(X, "prefill_chunks"))
-    squares = tokens**2 / prompts
-    # Pairs are the sum of nr + n (n + 1) / 2.
-    reused = np.maximum(0.0, column(X, "prefill_pairs") - (squares + tokens) / 2.0)
+    # Twice the pairs are the sum of n^2 + 2nr + n. Without reused tokens this is exact for unequal prompts too.
+    products = 2.0 * column(X, "prefill_pairs") - tokens
+    reused = np.minimum(tokens * column(X, "prefill_context") / prompts, products / 2.0)
+    squares = products - 2.0 * reused
     return np.column_stack([squares, reused, tokens, np.ones(len(X))]), tokens / prompts
 
 
@@ -115,6 +126,15 @@ def _decode(X: Floats) -> tuple[Floats, Floats]:  # noqa: N803
     """Terms of the decode form, and the context of one sequence."""
     context, batch = column(X, "decode_context"), column(X, "decode_batch")
     return np.column_stack([context, batch, np.ones(len(X))]), context / np.maximum(1.0, batch)
+
+
+def _determined(sets: dict[float, _Buckets], X: Floats, form: Form) -> dict[float, _Buckets]:  # noqa: N803
+    """The unit counts whose rows tell all coefficients of a form apart that the whole profile does; all, if none."""
+    terms, units = form(X)[0], column(X, "units")
+    terms = terms / np.maximum(terms.max(axis=0, initial=0.0), 1.0)
+    whole = np.linalg.matrix_rank(terms, tol=_NOTHING) if len(terms) else 0
+    kept = {u: own for u, own in sets.items() if np.linalg.matrix_rank(terms[units == u], tol=_NOTHING) == whole}
+    return kept or sets
 
 
 def _edges(terms: Floats, lengths: Floats) -> Floats:
@@ -131,7 +151,7 @@ def _edges(terms: Floats, lengths: Floats) -> Floats:
 def _rank(terms: Floats) -> int:
     if not len(terms):
         return 0
-    return int(np.linalg.matrix_rank(terms / np.maximum(terms.max(axis=0), 1.0)))
+    return int(np.linalg.matrix_rank(terms / np.maximum(terms.max(axis=0), 1.0), tol=1e-6))
 
 
 def _blocks(terms: Floats, buckets: NDArray[np.intp], count: int) -> Floats:
