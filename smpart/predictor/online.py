@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
-from smpart.partition import Shape
+from smpart.partition import Shape, Split
 from smpart.predictor.drift import Drift
-from smpart.predictor.estimate import NOTHING, Estimate
+from smpart.predictor.estimate import NOTHING, Estimate, Sides, split_by_split
 from smpart.predictor.residuals import LASTING, Level, Margin
 
 _log = logging.getLogger(__name__)
@@ -50,13 +51,16 @@ class _Region:
     Attributes:
         log: correction of the prior, backed by the coarser levels as they were when the region was last seen.
         factor: its exponential.
-        margin: the bound that holds here.
+        bound: log width of the prior's own bound here.
+        levels: this one's, that of the phase on so many units, and that of the phase.
+        margin: the bound that holds here: its own once there is enough of it, otherwise the coarser one.
     """
 
-    __slots__ = ("coarse", "factor", "level", "log", "margin", "own")
+    __slots__ = ("bound", "coarse", "factor", "levels", "log", "margin", "own")
 
-    def __init__(self, coarse: Margin) -> None:
-        self.level = Level()
+    def __init__(self, coarse: Margin, bound: float, levels: tuple[Level, Level, Level]) -> None:
+        self.levels = levels
+        self.bound = bound
         self.log = 0.0
         self.factor = 1.0
         self.coarse = self.margin = coarse
@@ -64,16 +68,32 @@ class _Region:
 
     def residual(self, value: float) -> None:
         """Learn how far off a prediction was."""
-        self.coarse.learn(value)
         own = self.own
+        if own is not self.margin:
+            self.coarse.learn(value)
         if own is not None:
             own.learn(value)
             if own.count == _ENOUGH:
                 self.margin = own
-        elif self.level.count >= _TRUSTED:
+        elif self.levels[0].count >= _TRUSTED:
             self.own = Margin()
 
-    def forget(self) -> None:
+    def learn(self, value: float) -> None:
+        """Learn a correction, here and at the coarser levels, and fold what they all say."""
+        level, finer, coarse = self.levels
+        coarse.learn(value)
+        finer.learn(value)
+        if level.learn(value):
+            self._forget()
+        trust = _NOISE / self.bound if self.bound > 0.0 else _MOST_BACKING
+        trust = min(trust * trust, _MOST_BACKING)
+        backing = _BACKING + trust
+        log = coarse.count * coarse.mean / (coarse.count + trust)
+        log = (finer.count * finer.mean + backing * log) / (finer.count + backing)
+        self.log = log = (level.count * level.mean + backing * log) / (level.count + backing)
+        self.factor = math.exp(log)
+
+    def _forget(self) -> None:
         """The last residuals told of a change that is now learnt."""
         self.coarse.forget(LASTING)
         self.own, self.margin = None, self.coarse
@@ -132,79 +152,64 @@ class OnlinePredictor:
 
     def predict(self, shape: Shape, units: int, neighbour: Shape = NOTHING) -> Estimate:
         """Seconds of the whole forward of `shape` on `units` units beside `neighbour`, which has the others."""
-        prior = self.prior
-        region = self._regions.get(_solo_key(shape, units))
+        prior, regions = self.prior, self._regions
+        region = regions.get(_solo_key(shape, units))
         mean = prior.seconds(shape, units)
         mean *= math.exp(self._unseen(shape, units)) if region is None else region.factor
         if neighbour.prefill_tokens or neighbour.decode_batch:
             others = self._units - units
             mean *= prior.contention(shape, units, neighbour, others if others > 0 else 1)
-            region = self._regions.get(_beside_key(shape, units, neighbour))
-            kind = 4 * _phase(shape) + _phase(neighbour)
+            region = regions.get(_beside_key(shape, units, neighbour))
             if region is None:
-                mean *= math.exp(self._folded(kind, units))
+                mean *= math.exp(self._folded(_kind(shape, neighbour), units))
             else:
                 mean *= region.factor
-        else:
-            kind = 4 * _phase(shape)
-        margin = self._margins[kind] if region is None else region.margin
-        widen = margin.widen if margin.count >= _TRUSTED else self._first_widen(shape, kind)
-        return _make(Estimate, (mean, mean * widen))
+        if region is not None and region.margin.count >= _TRUSTED:
+            return _make(Estimate, (mean, mean * region.margin.widen))
+        return _make(Estimate, (mean, mean * self._first_widen(shape, neighbour)))
+
+    def predict_splits(self, step: Shape, head: Shape, splits: Sequence[Split]) -> Sides:
+        """Both sides of each split, each beside the other."""
+        return split_by_split(self, step, head, splits)
 
     def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
         """Learn from a completed piece: `fraction` of the forward took `seconds`.
 
         Pieces without measurable time or work are ignored.
         """
-        kind = 4 * _phase(shape)
-        if not kind or not (seconds > 0.0 and fraction > 0.0 and math.isfinite(seconds)):
+        if not (seconds > 0.0 and fraction > 0.0 and math.isfinite(seconds)):
+            return
+        kind = _kind(shape, neighbour)
+        if kind < 4:
             return
         self.observations += 1
         prior, key = self.prior, _solo_key(shape, units)
         region = self._regions.get(key)
-        ratio = math.log(seconds / (fraction * prior.seconds(shape, units)))
-        alone = not (neighbour.prefill_tokens or neighbour.decode_batch)
-        bound = prior.margin(shape, not alone)
-        if alone:
-            shift = value = ratio
-        else:
+        shift = value = math.log(seconds / (fraction * prior.seconds(shape, units)))
+        if kind & 3:
             others = self._units - units
-            shift = ratio - math.log(prior.contention(shape, units, neighbour, others if others > 0 else 1))
+            shift -= math.log(prior.contention(shape, units, neighbour, others if others > 0 else 1))
             value = shift - (self._unseen(shape, units) if region is None else region.log)
-            kind += _phase(neighbour)
             key = _beside_key(shape, units, neighbour)
             region = self._regions.get(key)
-        if region is None:
-            if self.profiled:  # a mere guess at what is new says nothing of how good predictions are
-                expected = self._unseen(shape, units) if alone else self._folded(kind, units)
-                self._margins[kind].learn(value - expected)
-            region = self._regions[key] = _Region(self._margins[kind])
-        else:
+        if region is not None:
             region.residual(value - region.log)
-        if region.level.learn(value):
-            region.forget()
-        self._fold(region, kind, units, value, bound)
-        if self.profiled and self._drifts[kind].learn(shift, bound):
+        else:
+            if self.profiled:  # a mere guess at what is new says nothing of how good predictions are
+                expected = self._folded(kind, units) if kind & 3 else self._unseen(shape, units)
+                self._margins[kind].learn(value - expected)
+            region = self._region(key, kind, units, prior.margin(shape, bool(kind & 3)))
+        region.learn(value)
+        if self.profiled and self._drifts[kind].learn(shift, region.bound):
             self._report(kind)
 
-    def _fold(self, region: _Region, kind: int, units: int, value: float, bound: float) -> None:
-        """Learn at the coarser levels, and back the region by them."""
+    def _region(self, key: int, kind: int, units: int, bound: float) -> _Region:
+        """A region seen for the first time."""
         levels = self._levels
-        coarse, finer = levels.get(kind), levels.get(units << 4 | kind)
-        if coarse is None:
-            coarse = levels[kind] = Level()
-        if finer is None:
-            finer = levels[units << 4 | kind] = Level()
-        coarse.learn(value)
-        finer.learn(value)
-        trust = _NOISE / bound if bound > 0.0 else 1.0
-        trust = min(trust * trust, _MOST_BACKING)
-        backing = _BACKING + trust
-        log = coarse.count * coarse.mean / (coarse.count + trust)
-        log = (finer.count * finer.mean + backing * log) / (finer.count + backing)
-        level = region.level
-        region.log = log = (level.count * level.mean + backing * log) / (level.count + backing)
-        region.factor = math.exp(log)
+        coarse = levels.setdefault(kind, Level())
+        finer = levels.setdefault(units << 4 | kind, Level())
+        made = self._regions[key] = _Region(self._margins[kind], bound, (Level(), finer, coarse))
+        return made
 
     def _folded(self, kind: int, units: int) -> float:
         """The correction of a region that was not seen yet: that of the coarser levels."""
@@ -218,22 +223,26 @@ class OnlinePredictor:
 
     def _unseen(self, shape: Shape, units: int) -> float:
         """`_folded` for a forward alone; a hybrid step before any was seen takes after its parts."""
-        kind = 4 * _phase(shape)
+        kind = _kind(shape, NOTHING)
         if kind != 4 * _HYBRID or kind in self._levels:
             return self._folded(kind, units)
         prefill = Shape(shape.prefill_tokens, shape.prefill_context, shape.prefill_pairs, shape.prefill_chunks)
         decode = Shape.decode(shape.decode_batch, shape.decode_context)
         weights = self.prior.seconds(prefill, units), self.prior.seconds(decode, units)
         logs = [
-            self._folded(4 * _phase(part), units) if region is None else region.log
+            self._folded(_kind(part, NOTHING), units) if region is None else region.log
             for part in (prefill, decode)
             for region in (self._regions.get(_solo_key(part, units)),)
         ]
         return (weights[0] * logs[0] + weights[1] * logs[1]) / (weights[0] + weights[1])
 
-    def _first_widen(self, shape: Shape, kind: int) -> float:
-        """The bound over the mean until enough residuals were seen."""
-        return math.exp(max(self.prior.margin(shape, bool(kind & 3)), self._margins[kind].widest))
+    def _first_widen(self, shape: Shape, neighbour: Shape) -> float:
+        """The bound over the mean where few residuals were seen, or none of this region."""
+        kind = _kind(shape, neighbour)
+        margin = self._margins[kind]
+        if margin.count >= _TRUSTED:
+            return margin.widen
+        return math.exp(max(self.prior.margin(shape, bool(kind & 3)), margin.widest))
 
     def _report(self, kind: int) -> None:
         if self._drifts[kind].side:
@@ -254,8 +263,10 @@ def _words(kind: int) -> str:
     return _NAMES[kind >> 2] + (f" beside {_NAMES[kind & 3]}" if kind & 3 else " alone")
 
 
-def _phase(shape: Shape) -> int:
-    return (1 if shape.prefill_tokens else 0) + (2 if shape.decode_batch else 0)
+def _kind(shape: Shape, neighbour: Shape) -> int:
+    """Four times the phase of a forward, and the phase of its neighbour."""
+    kind = (4 if shape.prefill_tokens else 0) + (8 if shape.decode_batch else 0)
+    return kind + (1 if neighbour.prefill_tokens else 0) + (2 if neighbour.decode_batch else 0)
 
 
 def _solo_key(shape: Shape, units: int) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from smpart.partition import Device, ModelShape, Shape
-from smpart.predictor.estimate import NOTHING, Estimate
+from smpart.partition import Device, ModelShape, Shape, Split
+from smpart.predictor.estimate import NOTHING, Estimate, Sides, split_by_split
 
 _GUESSED, _MEASURED = 1.5, 1.25
 """Upper bound over mean: of rates that were guessed, and of such that were fitted to a few measured forwards."""
@@ -113,6 +114,10 @@ class RooflinePrior:
         """Seconds of the forward beside a neighbour on the other units, with a wide margin as its upper bound."""
         mean = self.seconds(shape, units) * self.contention(shape, units, neighbour, self.units - units)
         return Estimate(mean, mean * math.exp(self._margin))
+
+    def predict_splits(self, step: Shape, head: Shape, splits: Sequence[Split]) -> Sides:
+        """Both sides of each split, each beside the other."""
+        return split_by_split(self, step, head, splits)
 
     def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
         """Physics does not learn."""

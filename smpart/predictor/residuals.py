@@ -44,18 +44,20 @@ class Level:
         if age >= 4:
             size = innovation if innovation > 0.0 else -innovation
             limit = 3.0 * self._spread + 0.02
+            streak = 0
             if size > limit:
                 sign = 1 if innovation > 0.0 else -1
-                streak = self._streak = self._streak + sign if self._streak * sign > 0 else sign
-                streak *= sign
+                self._streak = self._streak + sign if self._streak * sign > 0 else sign
+                streak = self._streak * sign
                 if streak < _HINT:
                     innovation = sign * limit
-                    size = limit
                 elif streak == _LASTING:
                     forgotten, age = True, 1
+                size = limit
             elif self._streak:
                 self._streak = 0
-            self._spread += 0.1 * ((size if size < 1.0 else 1.0) - self._spread)
+            if streak < 2:  # more of them to one side tell of a shift, not of noise
+                self._spread += 0.1 * ((size if size < 1.0 else 1.0) - self._spread)
         age += 1
         self._age = age
         self.count += 1
@@ -72,7 +74,7 @@ class Margin:
 
     Attributes:
         count: residuals it is taken from.
-        widest: log of `widen`.
+        widest: the residual that the bound is; a bound is at least 1 % over the expected time.
         widen: the bound over the expected time.
     """
 
@@ -88,26 +90,32 @@ class Margin:
     def learn(self, residual: float) -> None:
         """Take one in: log of what was measured over what was expected."""
         residual = -_WIDEST if residual < -_WIDEST else _WIDEST if residual > _WIDEST else residual
-        self._recent.append(residual)
-        insort(self._sorted, residual)
+        ordered, recent = self._sorted, self._recent
+        recent.append(residual)
+        insort(ordered, residual)
         if self.count == _WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+            del ordered[bisect_left(ordered, recent.popleft())]
         else:
             self.count += 1
-        self._take()
+        widest = ordered[_RANKS[self.count]]
+        if widest != self.widest:
+            self._widen(widest)
 
     def forget(self, last: int) -> None:
         """Take the last few back: they told of a change, not of how good predictions are."""
         for _ in range(min(last, self.count)):
             del self._sorted[bisect_left(self._sorted, self._recent.pop())]
             self.count -= 1
-        self._take()
+        self._widen(self._sorted[_RANKS[self.count]] if self.count else 0.0)
 
-    def _take(self) -> None:
-        count = self.count
-        rank = min(count, math.ceil((count + 1) * _COVERAGE)) - 1
-        if count > 32 and rank == count - 1:
-            rank -= 1  # too few to tell one outlier from the tail
-        widest = max(_NARROWEST, self._sorted[rank]) if count else 0.0
-        if widest != self.widest:
-            self.widest, self.widen = widest, math.exp(widest)
+    def _widen(self, widest: float) -> None:
+        self.widest, self.widen = widest, math.exp(max(_NARROWEST, widest))
+
+
+def _rank(count: int) -> int:
+    """Place, among so many residuals in ascending order, of the one that a bound is."""
+    rank = min(count, math.ceil((count + 1) * _COVERAGE)) - 1
+    return rank - 1 if count > 32 and rank == count - 1 else rank  # too few to tell one outlier from the tail
+
+
+_RANKS = [_rank(count) for count in range(_WINDOW + 1)]
