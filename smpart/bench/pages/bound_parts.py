@@ -37,8 +37,8 @@ def bounds(judgement: Judgement, nominal: float) -> Section:
     """
     blocks: list[Block] = [
         Text(
-            f"Plans are made on an upper bound that {percent(nominal)} of single runs are to stay under. Judged on each "
-            "single repeat of held-out points. Excess: how much longer the bound is than the run, on average."
+            f"Plans are made on an upper bound that {percent(nominal)} of single runs are to stay under. Judged on "
+            "every single repeat of held-out points. Excess: how much longer the bound is than the run, on average."
         )
     ]
     helds = {test: held for test in _TESTS if (held := judgement.held(OURS, test)) is not None}
