@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from smpart.predictor.estimators.alone import DECODE, HYBRID, PREFILL, decode_place, phases, prefill_place
 from smpart.predictor.estimators.base import UNITS, Floats
 from smpart.predictor.estimators.contention import Contention
-from smpart.predictor.tables import Axis, Tables
+from smpart.predictor.surface import Axis
+from smpart.predictor.tables import Tables
 from smpart.profiler.sample import COLUMNS
 
 _STEP = 0.25

@@ -8,9 +8,11 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from smpart.partition import Shape, Split
 from smpart.predictor.drift import Drift
-from smpart.predictor.estimate import NOTHING, Estimate, Sides, split_by_split
+from smpart.predictor.estimate import NOTHING, Estimate, Floats, Sides
 from smpart.predictor.residuals import LASTING, Level, Margin
 
 _log = logging.getLogger(__name__)
@@ -25,7 +27,9 @@ _TRUSTED = 8
 _ENOUGH = 64
 """Residuals of one region from which on it has a bound of its own."""
 
-_PREFILL, _DECODE, _HYBRID = 1, 2, 3
+_HYBRID = 3
+_SOLO_UNITS, _BESIDE_UNITS = 18, 17
+"""Bits of a key below the units."""
 _NAMES = ("", "prefill", "decode", "a hybrid step")
 
 
@@ -40,6 +44,9 @@ class Prior(Protocol):
 
     def contention(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
         """Times slower beside the neighbour."""
+
+    def both_sides(self, step: Shape, head: Shape, splits: tuple[Split, ...]) -> Floats:
+        """`seconds` times `contention` of a decode step and of a prefill beside it: a new float64[2, splits]."""
 
     def margin(self, shape: Shape, beside: bool) -> float:
         """Log of an upper bound of single forwards over the expected time, by the prior's own account."""
@@ -169,8 +176,16 @@ class OnlinePredictor:
         return _make(Estimate, (mean, mean * self._first_widen(shape, neighbour)))
 
     def predict_splits(self, step: Shape, head: Shape, splits: Sequence[Split]) -> Sides:
-        """Both sides of each split, each beside the other."""
-        return split_by_split(self, step, head, splits)
+        """What `predict` says of both sides of each split, each beside the other; both sides share out the device."""
+        mean = self.prior.both_sides(step, head, tuple(splits))
+        factors = [
+            self._corrections(step, [split.decode for split in splits], head),
+            self._corrections(head, [split.prefill for split in splits], step),
+        ]
+        corrections = np.array(factors)
+        mean *= corrections[:, 0]
+        upper = mean * corrections[:, 1]
+        return Sides(mean[0], upper[0], mean[1], upper[1])
 
     def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
         """Learn from a completed piece: `fraction` of the forward took `seconds`.
@@ -235,6 +250,28 @@ class OnlinePredictor:
             for region in (self._regions.get(_solo_key(part, units)),)
         ]
         return (weights[0] * logs[0] + weights[1] * logs[1]) / (weights[0] + weights[1])
+
+    def _corrections(self, shape: Shape, counts: Sequence[int], neighbour: Shape) -> tuple[list[float], list[float]]:
+        """By units: what the prior is to be multiplied with, and the bound over that."""
+        alone = self._factors(_solo_key(shape, 0), _SOLO_UNITS, _kind(shape, NOTHING), counts)
+        beside = self._factors(_beside_key(shape, 0, neighbour), _BESIDE_UNITS, _kind(shape, neighbour), counts)
+        first = self._first_widen(shape, neighbour)
+        widens = [first if margin is None or margin.count < _TRUSTED else margin.widen for _, margin in beside]
+        return [mine[0] * theirs[0] for mine, theirs in zip(alone, beside, strict=True)], widens
+
+    def _factors(self, key: int, shift: int, kind: int, counts: Sequence[int]) -> list[tuple[float, Margin | None]]:
+        """By units: the correction of a region, and its margin; where the region is new, of the coarser levels."""
+        get, levels, unseen = self._regions.get, self._levels, math.exp(self._folded(kind, 0))
+        found: list[tuple[float, Margin | None]] = []
+        for units in counts:
+            region = get(key + (units << shift))
+            if region is not None:
+                found.append((region.factor, region.margin))
+            elif units << 4 | kind in levels:
+                found.append((math.exp(self._folded(kind, units)), None))
+            else:
+                found.append((unseen, None))
+        return found
 
     def _first_widen(self, shape: Shape, neighbour: Shape) -> float:
         """The bound over the mean where few residuals were seen, or none of this region."""

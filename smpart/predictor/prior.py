@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from smpart.partition import Device, ModelShape, Shape, Split
-from smpart.predictor.estimate import NOTHING, Estimate, Sides, split_by_split
+from smpart.predictor.estimate import NOTHING, Estimate, Floats, Sides, split_by_split
 
 _GUESSED, _MEASURED = 1.5, 1.25
 """Upper bound over mean: of rates that were guessed, and of such that were fitted to a few measured forwards."""
@@ -109,6 +111,11 @@ class RooflinePrior:
     def margin(self, shape: Shape, beside: bool) -> float:
         """Log of the upper bound over the expected time: a guess."""
         return self._margin
+
+    def both_sides(self, step: Shape, head: Shape, splits: tuple[Split, ...]) -> Floats:
+        """Seconds of a decode step and of a prefill, each beside the other: float64[2, splits]."""
+        sides = split_by_split(self, step, head, splits)
+        return np.array([sides.step, sides.head])
 
     def predict(self, shape: Shape, units: int, neighbour: Shape = NOTHING) -> Estimate:
         """Seconds of the forward beside a neighbour on the other units, with a wide margin as its upper bound."""

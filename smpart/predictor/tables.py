@@ -7,9 +7,7 @@ neighbour over what both ask of the memory; a hybrid step over what its two part
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, log2
 from typing import Any, Self
 
@@ -17,86 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smpart.errors import UsageError
-from smpart.partition import ModelShape, Shape
+from smpart.partition import ModelShape, Shape, Split
+from smpart.predictor.both_sides import BothSides
+from smpart.predictor.surface import Axis, Surface
 
 Floats = NDArray[np.float64]
 
 _LOG2_E = 1.4426950408889634
 """log2(e)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A uniform axis of a grid: nodes at ``start + step * i``."""
-
-    start: float
-    step: float
-    count: int
-
-    @classmethod
-    def over(cls, low: float, high: float, step: float) -> Self:
-        """From `low` to `high` or a little beyond; at least two nodes."""
-        return cls(low, step, max(2, int(np.ceil((high - low) / step - 1e-9)) + 1))
-
-    @property
-    def nodes(self) -> Floats:
-        """Where the nodes are: float64[count]."""
-        nodes: Floats = self.start + self.step * np.arange(self.count, dtype=np.float64)
-        return nodes
-
-
-class Surface:
-    """Values over two uniform axes, read by bilinear interpolation.
-
-    Beyond the first axis values go on linearly, beyond the second they are held.
-
-    >>> Surface(Axis(0.0, 1.0, 2), Axis(0.0, 1.0, 2), [0.0, 1.0, 2.0, 3.0]).at(0.5, 0.5)
-    1.5
-    """
-
-    __slots__ = ("_columns", "_last_x", "_last_z", "_per_x", "_per_z", "_values", "_x", "_z")
-
-    def __init__(self, x: Axis, z: Axis, values: Sequence[float]) -> None:
-        self._x, self._per_x, self._last_x = x.start, 1.0 / x.step, x.count - 2
-        self._z, self._per_z, self._last_z = z.start, 1.0 / z.step, z.count - 1
-        self._columns = z.count
-        self._values = values
-
-    def at(self, x: float, z: float) -> float:
-        """The value at a place."""
-        x = (x - self._x) * self._per_x
-        z = (z - self._z) * self._per_z
-        row = int(x)
-        if row > self._last_x:
-            row = self._last_x
-        elif row < 0:
-            row = 0
-        if z <= 0.0:
-            column, z = 0, 0.0
-        elif z >= self._last_z:
-            column, z = self._last_z - 1, 1.0
-        else:
-            column = int(z)
-            z -= column
-        values, columns = self._values, self._columns
-        place = row * columns + column
-        low, high = values[place], values[place + columns]
-        low += z * (values[place + 1] - low)
-        high += z * (values[place + columns + 1] - high)
-        return low + (x - row) * (high - low)
-
-    def blend(self, other: Surface, share: float) -> Surface:
-        """A surface between this one (0) and another over the same axes (1)."""
-        made = copy.copy(self)
-        pairs = zip(self._values, other._values, strict=True)
-        made._values = [mine + share * (theirs - mine) for mine, theirs in pairs]
-        return made
-
-    def nearest(self, x: float, z: float) -> float:
-        """The value of the nearest node."""
-        row = min(max(0, round((x - self._x) * self._per_x)), self._last_x + 1)
-        column = min(max(0, round((z - self._z) * self._per_z)), self._last_z)
-        return self._values[row * self._columns + column]
 
 
 PREFILL, DECODE, HYBRID = "prefill", "decode", "hybrid"
@@ -123,6 +49,7 @@ class Tables:
             raise UsageError(f"the tables of this profile cannot be read ({error!r}): run smpart fit again") from None
         self._own: tuple[Shape | None, int, float] = (None, 0, 0.0)
         self._other: tuple[Shape | None, int, float] = (None, 0, 0.0)
+        self._both: tuple[tuple[Split, ...], BothSides] | None = None
 
     def _read(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.model = ModelShape(*(int(value) for value in arrays["model"]))
@@ -175,6 +102,20 @@ class Tables:
         surface = surfaces.get(units) or self._between(surfaces, units)
         return exp(surface.at(asked - logarithm * _LOG2_E, other[2]))
 
+    def both_sides(self, step: Shape, head: Shape, splits: tuple[Split, ...]) -> Floats:
+        """`seconds` times `contention` of a decode step and of a prefill beside it: float64[2, splits]."""
+        known = self._both
+        if known is None or known[0] is not splits:
+            decode, prefill = [split.decode for split in splits], [split.prefill for split in splits]
+            both = BothSides(
+                (self._over(self._decode, decode), self._over(self._prefill, prefill)),
+                (self._over(self._decode_slower, decode), self._over(self._prefill_slower, prefill)),
+            )
+            self._both = known = splits, both
+        sizes = step.decode_context + step.decode_batch, head.prefill_context + head.prefill_tokens
+        asked = [log2(self._weights + self._kv * size) for size in sizes]
+        return known[1].seconds((_decode_place(step), _prefill_place(head)), asked)
+
     def margin(self, shape: Shape, beside: bool) -> float:
         """Log of the upper bound of single runs over the expected time."""
         prefill, decode = shape.prefill_tokens, shape.decode_batch
@@ -212,6 +153,10 @@ class Tables:
         prefill = self._prefill.get(units) or self._between(self._prefill, units)
         decode = self._decode.get(units) or self._between(self._decode, units)
         return prefill.at(*_prefill_place(shape)) * _LOG2_E, decode.at(*_decode_place(shape)) * _LOG2_E
+
+    def _over(self, surfaces: dict[int, Surface], counts: Sequence[int]) -> list[Surface]:
+        """A surface for each number of units."""
+        return [surfaces.get(units) or self._between(surfaces, units) for units in counts]
 
     def _between(self, surfaces: dict[int, Surface], units: int) -> Surface:
         """A surface for a number of units that was not compiled: between its neighbours, in log units; kept."""

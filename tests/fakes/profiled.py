@@ -11,7 +11,8 @@ import numpy as np
 from smpart.partition import Device, ModelShape, Shape
 from smpart.predictor import Rates, RooflinePrior
 from smpart.predictor.artefact import Artefact
-from smpart.predictor.tables import Axis, Tables
+from smpart.predictor.surface import Axis
+from smpart.predictor.tables import Tables
 from smpart.profiler.fingerprint import Fingerprint
 
 MARGIN = math.log(1.1)
