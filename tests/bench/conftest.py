@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 
+import gpu_samples
 import pytest
 
+from smpart.bench.fit import Fitted, fit_folder
 from smpart.engine.log import RunLog, Span
 from smpart.engine.request import FinishReason, Request
 from smpart.errors import UsageError
@@ -74,3 +77,14 @@ class FakeCore:
 @pytest.fixture
 def fake_core() -> type[FakeCore]:
     return FakeCore
+
+
+@pytest.fixture(scope="session")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fitted]:
+    """A profile folder of a simulated GPU, fitted once for all who look at it; ``cache`` beside it is its cache."""
+    root = tmp_path_factory.mktemp("profiled")
+    folder = gpu_samples.write(root / "profile", gpu_samples.samples(8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMPART_CACHE", str(root / "cache"))
+        patch.setattr("smpart.bench.heldout.FOLDS", 2)
+        return folder, fit_folder(folder)

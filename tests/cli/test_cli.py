@@ -64,6 +64,8 @@ def test_usage_errors_are_2(arguments: list[str]) -> None:
         (["bench", "--backend", "quantum"], "sim:h100"),
         (["bench", "--backend", "sim:abacus"], "sim:h100"),
         (["bench", "--backend", "sim:h100", "--model", "no/such/model"], "model"),
+        (["fit", "nowhere"], "smpart profile MODEL --out"),
+        (["report", "nowhere"], "neither a profile folder"),
         (["generate", "smollm2", "--prompt", ""], "empty prompt"),
         (["generate", "smollm2", "--prompt", "a", "--max-tokens", "0"], "max_tokens"),
         (["generate", "smollm2", "--prompt", "a", "--temperature", "nan"], "temperature"),
