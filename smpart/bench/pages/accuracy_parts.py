@@ -114,7 +114,7 @@ def _off(measured: Measured, held: Held, rows: Rows) -> list[float]:
 def _error_map(title: str, grid: Grid, down: str, across: str) -> Drawing:
     def paint(axes: list[Axes]) -> None:
         heat(axes[0], grid.values, grid.rows, grid.columns, percent, (0.0, _WORST))
-        axes[0].set(xlabel=across, ylabel=down, title=title)
+        axes[0].set(xlabel=across, ylabel=down)
 
     return Drawing(
         draw(title, paint, size=map_size(grid)), f"{title}. The darkest cell stands for {_WORST:.0%} or more."

@@ -112,7 +112,8 @@ def heat(
             red, green, blue, _ = palette(norm(value))
             colour = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
             axis.text(column + 0.5, row + 0.5, show(float(value)), color=colour, ha="center", va="center", size=8)
-    axis.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=30 if len(columns) > 4 else 0)
+    tilted: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(columns) > 4 else {}
+    axis.set_xticks(np.arange(len(columns)) + 0.5, columns, **tilted)
     axis.set_yticks(np.arange(len(rows)) + 0.5, rows)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)

@@ -25,6 +25,10 @@ _UNITS = {
     "celsius": "temperature (°C)",
     "watts": "power (W)",
 }
+_ANCHORS = 4
+"""Points that the picture of anchors shows: those measured most often."""
+_OUTSIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 8}
+"""Where a legend hides nothing."""
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
@@ -78,13 +82,14 @@ def _spread_panel(axis: Axes, samples: Sequence[Sample], minutes: Sequence[float
             axis.scatter(x, y, s=5, color=colour, linewidths=0, alpha=0.6, label=label)
     axis.set_ylabel("repeat off its\nmedian (%)")
     axis.grid()
-    axis.legend(ncols=2, loc="upper right")
+    axis.legend(**_OUTSIDE)
 
 
 def _anchor_panel(
     axis: Axes, samples: Sequence[Sample], minutes: Sequence[float], points: Mapping[Point, Sequence[float]]
 ) -> None:
-    for (point, values), colour in zip(points.items(), _COLOURS, strict=False):
+    oftenest = sorted(points.items(), key=lambda item: -len(item[1]))[:_ANCHORS]
+    for (point, values), colour in zip(oftenest, _COLOURS, strict=False):
         times = [minute for sample, minute in zip(samples, minutes, strict=True) if sample.point == point]
         off = 100.0 * (np.array(values) / np.median(values) - 1.0)
         label = f"{load(point.shape).label} tokens on {point.units}{'' if point.alone else ', beside a neighbour'}"
@@ -93,7 +98,7 @@ def _anchor_panel(
     axis.set_ylabel("anchor off its\nmedian (%)")
     axis.grid()
     if points:
-        axis.legend(ncols=2, loc="upper right")
+        axis.legend(**_OUTSIDE)
     else:
         axis.text(0.5, 0.5, "no point was measured twice", transform=axis.transAxes, ha="center", va="center")
 
