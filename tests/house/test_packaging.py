@@ -70,6 +70,10 @@ def test_wheel_holds_csrc(wheel: Path) -> None:
     assert {f"smpart/{name}" for name in sources} <= set(zipfile.ZipFile(wheel).namelist())
 
 
+def test_wheel_holds_the_template_of_pages(wheel: Path) -> None:
+    assert "smpart/bench/pages/page.html.j2" in zipfile.ZipFile(wheel).namelist()
+
+
 def test_installed_package_is_imported_from_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     names = "*(getattr(smpart, name) for name in smpart.__all__)"
     code = f"import smpart; print(smpart.__file__, smpart.Split.parse('3/1'), {names})"
