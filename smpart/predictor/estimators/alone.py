@@ -153,9 +153,9 @@ class Alone:
     def _inputs(self, phase: int, part: Floats) -> tuple[Floats, Floats]:
         """Amounts and place of one phase's rows."""
         if phase == PREFILL:
-            return prefill_amounts(part, self.model), prefill_place(part)
+            return prefill_amounts(part, self.model), _with(prefill_place(part), column(part, "prefill_context"))
         if phase == DECODE:
-            return decode_amounts(part, self.model), decode_place(part)
+            return decode_amounts(part, self.model), _with(decode_place(part), column(part, "decode_context"))
         if not {PREFILL, DECODE} <= self.phases_.keys():
             both = prefill_amounts(part, self.model), decode_amounts(part, self.model)
             return np.hstack(both), np.hstack([prefill_place(part), decode_place(part)])
@@ -166,6 +166,11 @@ class Alone:
     def _parts(self, part: Floats) -> Floats:
         """Log seconds of both parts of hybrid steps, each alone: float64[n, 2]."""
         return np.column_stack([self._phase(one, part)[0] for one in (PREFILL, DECODE)])
+
+
+def _with(place: Floats, context: Floats) -> Floats:
+    """A place, and log2 of all tokens in memory: what grows with those alone is then smooth along one coordinate."""
+    return np.column_stack([place, np.log2(1.0 + context)])
 
 
 def _sums(logs: Floats) -> Floats:

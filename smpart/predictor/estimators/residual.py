@@ -70,7 +70,7 @@ class Residual:
         dims = scaled.shape[1]
         kernel = ConstantKernel(0.01, (1e-6, 1.0)) * Matern(np.full(dims, 1.5), (0.3, 30.0), nu=2.5)
         kernel += WhiteKernel(1e-3, (1e-6, 0.05))
-        process = GaussianProcessRegressor(kernel, alpha=1e-8, n_restarts_optimizer=1, random_state=0)
+        process = GaussianProcessRegressor(kernel, alpha=1e-8, random_state=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a length scale at its bound: the coordinate is idle
             process.fit(scaled, logs)
