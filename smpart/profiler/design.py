@@ -70,7 +70,7 @@ class Design:
 
     Args:
         forecast: what forwards will take.
-        dearest: seconds that one experiment may take in all: what would take longer is made smaller.
+        dearest: seconds that all rounds of a forward may take: what would take longer is made smaller.
     """
 
     def __init__(self, space: Space, seed: int, forecast: Forecast, dearest: float) -> None:
@@ -111,13 +111,15 @@ class Design:
                 choice = self._affordable(experiment, "fill")
                 if self._take(choice):
                     return choice
+            self._sequences[kind] = iter(())
         return None
 
     def doubtful(self, samples: Sequence[Sample], doubt: Doubt, seconds: float) -> list[Choice]:
-        """Those that a model is least sure about for what they cost, and that differ, for about so much time."""
-        beside = self._turns()[0].beside
-        kinds = [kind for kind in self._spent if kind.beside == beside]
-        places, choices = self._candidates(kinds, len(samples))
+        """Those that a model is least sure about for what they cost, and that differ, for about so much time.
+
+        All are of the kind whose turn it is: doubts about one kind and another cannot be weighed against each other.
+        """
+        places, choices = self._candidates(self._turns()[0], len(samples))
         if not choices:
             return []
         points = [choice.experiment.key for choice in choices]
@@ -127,16 +129,15 @@ class Design:
         score = sums / (costs + np.median(costs))
         return self._different(places, choices, score, seconds)
 
-    def _candidates(self, kinds: Sequence[Kind], number: int) -> tuple[Cube, list[Choice]]:
-        """Some that are not known, and where in the cube they lie; kinds lie apart."""
+    def _candidates(self, kind: Kind, number: int) -> tuple[Cube, list[Choice]]:
+        """Some that are not known, and where in the cube they lie."""
         places: list[Cube] = []
         choices: list[Choice] = []
-        for kind in kinds:
-            for at in itertools.islice(_halton(self._seed, kind, 1 + number), _CANDIDATES // len(kinds)):
-                choice = self._affordable(self._space.experiment(kind, at), "active")
-                if not self._known.issuperset(choice.experiment.key):
-                    places.append(np.append(at, 2.0 * kinds.index(kind)))
-                    choices.append(choice)
+        for at in itertools.islice(_halton(self._seed, kind, 1 + number), _CANDIDATES):
+            choice = self._affordable(self._space.experiment(kind, at), "active")
+            if not self._known.issuperset(choice.experiment.key):
+                places.append(at)
+                choices.append(choice)
         return np.array(places), choices
 
     def _different(self, places: Cube, choices: Sequence[Choice], score: Cube, seconds: float) -> list[Choice]:
@@ -144,7 +145,7 @@ class Design:
         fresh = np.ones(len(choices))
         while seconds > 0 and len(chosen) < len(choices):
             best = int(np.argmax(score * fresh))
-            if fresh[best] <= 0:
+            if score[best] * fresh[best] <= 0:
                 break
             distance = np.linalg.norm(places - places[best], axis=1)
             fresh *= -np.expm1(-((distance / _ALIKE) ** 2))
@@ -172,10 +173,10 @@ class Design:
     def _affordable(self, experiment: Experiment, stage: str) -> Choice:
         """The experiment, made smaller until it takes no longer than it may."""
         while True:
-            choice = self.choice(experiment, stage)
+            longest = max(self._forecast(point) for point in experiment.key)
             smaller = self._smaller(experiment)
-            if choice.cost <= self._dearest or smaller == experiment:
-                return choice
+            if ROUNDS * longest <= self._dearest or smaller == experiment:
+                return self.choice(experiment, stage)
             experiment = smaller
 
     def _smaller(self, experiment: Experiment) -> Experiment:

@@ -14,6 +14,7 @@ from smpart.profiler.sample import Point
 Expected = Callable[[Shape, int, Shape], float]
 """Seconds of a forward: its shape, its units, and the shape beside it (empty: none)."""
 
+_AXES = 6
 _NEAREST = 3
 _APART = 3.0
 """Distance between forwards that are alone and those that are not."""
@@ -24,25 +25,25 @@ class Forecast:
 
     def __init__(self, prior: Expected) -> None:
         self._prior = prior
-        self._places: list[NDArray[np.float64]] = []
-        self._off: list[float] = []
+        self._places = np.empty((0, _AXES))
+        self._off = np.empty(0)
 
     def learn(self, point: Point, seconds: float) -> None:
         """A point took so long."""
-        self._places.append(_place(point))
-        self._off.append(math.log(seconds / self._prior(point.shape, point.units, point.neighbour)))
+        off = math.log(seconds / self._prior(point.shape, point.units, point.neighbour))
+        self._places, self._off = np.vstack([self._places, _place(point)]), np.append(self._off, off)
 
     def __call__(self, point: Point) -> float:
         """Seconds to expect."""
         return self._prior(point.shape, point.units, point.neighbour) * math.exp(self._correction(point))
 
     def _correction(self, point: Point) -> float:
-        if not self._off:
+        if not len(self._off):
             return 0.0
-        distance = np.linalg.norm(np.array(self._places) - _place(point), axis=1)
+        distance = np.linalg.norm(self._places - _place(point), axis=1)
         nearest = np.argsort(distance, kind="stable")[:_NEAREST]
         weights = 1.0 / (0.1 + distance[nearest])
-        return float(np.average(np.array(self._off)[nearest], weights=weights))
+        return float(np.average(self._off[nearest], weights=weights))
 
 
 def _place(point: Point) -> NDArray[np.float64]:

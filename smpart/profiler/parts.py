@@ -66,7 +66,7 @@ class Span(NamedTuple):
         return f"part-{self.first:06d}-{self.last:06d}.parquet"
 
     @property
-    def count(self) -> int:
+    def samples(self) -> int:
         """How many samples."""
         return self.last - self.first + 1
 
@@ -145,7 +145,7 @@ def decode(data: bytes, span: Span, fingerprint: Fingerprint) -> Part:
         UsageError: it is damaged, foreign, of another schema or fingerprint. The message goes on after the file's name.
     """
     pa = arrow()
-    lost = f"delete it, which loses its {span.count} samples and nothing else"
+    lost = f"delete it, which loses its {span.samples} samples and nothing else"
     try:
         file = pa.parquet.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         seconds = _check_notes(file.metadata.metadata or {}, fingerprint)
@@ -160,8 +160,8 @@ def decode(data: bytes, span: Span, fingerprint: Fingerprint) -> Part:
         what = next(iter(str(error).splitlines()), type(error).__name__)
         raise UsageError(f"is damaged ({what}): {lost}") from None
     wrong = next((why for why in map(_unsound, samples) if why is not None), None)
-    if wrong is None and len(samples) != span.count:
-        wrong = f"{len(samples)} samples, its name says {span.count}"
+    if wrong is None and len(samples) != span.samples:
+        wrong = f"{len(samples)} samples, its name says {span.samples}"
     if wrong is not None:
         raise UsageError(f"is damaged ({wrong}): {lost}")
     return Part(span, samples, seconds)

@@ -17,7 +17,7 @@ from smpart.partition import Lanes
 from smpart.profiler.design import ROUNDS, Choice
 from smpart.profiler.disturbance import Anchors, disturbed
 from smpart.profiler.sample import Conditions, Sample
-from smpart.profiler.timer import ForwardError
+from smpart.profiler.timer import ForwardError, WorkerLostError
 from smpart.profiler.visit import Visitor
 from smpart.profiler.witness import Witness
 
@@ -27,6 +27,8 @@ REDO = 2
 """Further visits to an experiment, if some were disturbed,"""
 _REDO_SHARE = 0.2
 """as long as they take no more than this of all the time: where it is never quiet, waiting for quiet is in vain."""
+_LOST = 3
+"""Times that a worker may die in one and the same visit."""
 
 Repeats = tuple[tuple[float, ...], ...]
 """Seconds, for each point of an experiment."""
@@ -151,7 +153,7 @@ class Rounds:
             tally.moment, tally.conditions = time.time(), self._conditions()
         began, mark = self._lanes.now(), self._witness.mark()
         try:
-            repeats = self._visitor.visit(tally.choice.experiment, tally.choice.expected)
+            repeats = self._surviving(tally.choice)
         except ForwardError as error:
             if tally.choice.stage == "anchor":
                 raise  # where the smallest forwards fail, nothing can be measured
@@ -160,6 +162,15 @@ class Rounds:
             return
         tally.seconds += self._lanes.now() - began
         tally.visits.append(Visit(number, repeats, self._witness.objection(mark) is not None))
+
+    def _surviving(self, choice: Choice) -> Repeats:
+        """A visit, made again if a worker dies in it: another takes its place at once."""
+        for _ in range(_LOST - 1):
+            try:
+                return self._visitor.visit(choice.experiment, choice.expected)
+            except WorkerLostError as error:
+                logger.warning("a worker died in %s (%s): it is measured again", choice.experiment, error)
+        return self._visitor.visit(choice.experiment, choice.expected)
 
     def _anchor_off(self, tally: Tally) -> bool:
         name, seconds = str(tally.choice.experiment), sorted(tally.visits[-1].repeats[0])

@@ -138,7 +138,7 @@ class Store:
         try:
             self._write(part)
         except OSError as error:
-            kept = f"the {sum(part.span.count for part in known)} samples before are safe"
+            kept = f"the {sum(part.span.samples for part in known)} samples before are safe"
             cure = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to the folder"
             why = f"samples cannot be saved ({error.strerror})"
             raise SmpartError(f"{self.folder}: {why}; {kept}: {cure}, and run it again") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +19,6 @@ from smpart.profiler.visit import Visitor
 from smpart.profiler.witness import NoWitness, Witness
 from smpart.profiler.works import Works
 
-logger = logging.getLogger(__name__)
-
 BATCH_S, _BATCH = 12.0, 12
 """A batch takes about so long, and has no more experiments than this: no more is lost by a kill."""
 _DEAREST = 0.04
@@ -30,8 +27,6 @@ _FILL = 0.5
 """Share of the budget after which a model that has doubts is asked."""
 _ASK = 0.1
 """Share of the budget for what it names at a time: fitting it takes a while."""
-_LOST = 3
-"""Workers that may die one after another."""
 _ANCHOR_TOKENS, _ANCHOR_CONTEXT = 16, 64
 
 
@@ -136,23 +131,18 @@ class Sweep:
 
     def _next(self) -> Choice | None:
         if not self._queue and self._doubt is not None and self._spent >= _FILL * self._seconds:
-            self._queue = self._design.doubtful(self._samples, self._doubt, _ASK * self._seconds)
+            self._queue = self._design.doubtful(self._samples, self._doubt, max(2 * BATCH_S, _ASK * self._seconds))
         return self._queue.pop(0) if self._queue else self._design.fill()
 
     def _measure(self, rounds: Rounds, batch: Sequence[Choice]) -> None:
-        """Measure a batch and save it; what is whole of it also when interrupted."""
+        """Measure a batch and save it; what is whole of it also when it ends too early."""
         began = self._lanes.now()
         try:
-            for lost in range(_LOST):
-                try:
-                    rounds.measure(batch)
-                    break
-                except WorkerLostError as error:
-                    logger.warning("a worker died while measuring (%s): the batch begins again", error)
-                    if lost + 1 == _LOST:
-                        raise SmpartError(
-                            f"workers died {_LOST} times in one batch, last: {error}. What was measured before is safe"
-                        ) from error
+            rounds.measure(batch)
+        except WorkerLostError as error:
+            raise SmpartError(
+                f"workers keep dying while they are measured, last: {error}. What was measured before is safe"
+            ) from error
         finally:
             self._keep(rounds, self._lanes.now() - began)
 

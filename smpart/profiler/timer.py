@@ -12,8 +12,8 @@ _TURN_S, _TURN_SHARE = 1e-3, 0.2
 """From one work to the next a lane may take so long, or so much of the shorter one: it is what running over and over
 means there."""
 
-STEADY = 0.95
-"""Share of a forward beside which its neighbour must have run."""
+_STEADY, _NEARLY = 0.999, 0.95
+"""Share of a forward beside which its neighbour should have run, and where none is so steady, must have."""
 
 
 class WorkerLostError(SmpartError):
@@ -127,9 +127,14 @@ class _Flow:
 
 
 def steady(runs: Sequence[Completion], neighbours: Sequence[Completion]) -> list[Completion]:
-    """The runs beside which the neighbour ran all the while, turns from one of its works to the next included."""
+    """The runs beside which the neighbour ran all the while, turns from one of its works to the next included.
+
+    Where no run had it all the while, those that had it for nearly all.
+    """
     spans = _joined(sorted((n.started, n.finished) for n in neighbours))
-    return [run for run in runs if _covered(run, spans) >= STEADY * run.seconds]
+    shares = [_covered(run, spans) / run.seconds for run in runs]
+    least = _STEADY if max(shares, default=0.0) >= _STEADY else _NEARLY
+    return [run for run, share in zip(runs, shares, strict=True) if share >= least]
 
 
 def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
