@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.model_selection import GroupKFold
 from sklearn.utils.parallel import Parallel, delayed
+from sklearn.utils.validation import has_fit_parameter
 
 from smpart.predictor.accuracy import Bound, Errors, bound, errors
 from smpart.predictor.estimators.base import LatencyEstimator
+from smpart.predictor.estimators.contention import Contention
+from smpart.profiler.pace import paces
 from smpart.profiler.sample import Point, Sample, matrix
 
 Floats = NDArray[np.float64]
@@ -37,18 +40,22 @@ class Measured:
     Attributes:
         points: n different ones.
         repeats: seconds of every undisturbed repeat of each.
+        paces: how slow the machine was at each of them, 1 being usual.
     """
 
     points: Sequence[Point]
     repeats: Sequence[tuple[float, ...]]
+    paces: Sequence[tuple[float, ...]]
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Self:
         """Samples of one point are put together."""
         pooled: dict[Point, tuple[float, ...]] = {}
-        for sample in samples:
+        slow: dict[Point, tuple[float, ...]] = {}
+        for sample, pace in zip(samples, paces(samples).tolist(), strict=True):
             pooled[sample.point] = pooled.get(sample.point, ()) + sample.seconds
-        return cls(list(pooled), list(pooled.values()))
+            slow[sample.point] = slow.get(sample.point, ()) + (pace,) * len(sample.seconds)
+        return cls(list(pooled), list(pooled.values()), list(slow.values()))
 
     @cached_property
     def matrix(self) -> Floats:
@@ -62,8 +69,9 @@ class Measured:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Median seconds of each point: float64[n]."""
-        return np.array([np.median(r) for r in self.repeats])
+        """Median seconds of each point, at the machine's usual pace: float64[n]."""
+        pairs = zip(self.repeats, self.paces, strict=True)
+        return np.array([np.median(np.divide(repeats, slow)) for repeats, slow in pairs])
 
     @cached_property
     def repeat_rows(self) -> Rows:
@@ -74,6 +82,11 @@ class Measured:
     def repeat_seconds(self) -> Floats:
         """Seconds of every single repeat, as `repeat_rows` tells whose: float64[repeats in all]."""
         return np.array([s for repeat in self.repeats for s in repeat])
+
+    @cached_property
+    def repeat_paces(self) -> Floats:
+        """How slow the machine was at every single repeat: float64[repeats in all]."""
+        return np.array([pace for slow in self.paces for pace in slow])
 
     @cached_property
     def alone(self) -> NDArray[np.bool_]:
@@ -180,8 +193,15 @@ def fit(estimator: LatencyEstimator, measured: Measured, rows: Rows) -> LatencyE
     """
     if hasattr(estimator, "predict_upper"):
         repeats = np.flatnonzero(np.isin(measured.repeat_rows, rows))
-        return estimator.fit(measured.matrix[measured.repeat_rows[repeats]], measured.repeat_seconds[repeats])
+        X, slow = measured.matrix[measured.repeat_rows[repeats]], measured.repeat_paces[repeats]  # noqa: N806
+        seconds = measured.repeat_seconds[repeats]
+        return estimator.fit(X, seconds, pace=slow) if _paced(estimator) else estimator.fit(X, seconds / slow)
     return estimator.fit(measured.matrix[rows], measured.seconds[rows])
+
+
+def _paced(estimator: LatencyEstimator) -> TypeGuard[Contention]:
+    """Whether it tells the machine's pace from the time of a forward by itself."""
+    return bool(has_fit_parameter(estimator, "pace"))
 
 
 def _fold(estimator: LatencyEstimator, measured: Measured, train: Rows, test: Rows) -> Floats:
@@ -200,14 +220,20 @@ def accuracy(measured: Measured, held: Held) -> Errors:
 
 
 def bound_of(measured: Measured, helds: Sequence[Held]) -> Bound | None:
-    """How the upper bounds held against every single repeat; None where there are no bounds."""
-    pairs = [repeat_bounds(measured, held) for held in helds]
-    actual = np.concatenate([a for a, _ in pairs] or [np.empty(0)])
-    upper = np.concatenate([u for _, u in pairs] or [np.empty(0)])
-    return bound(actual, upper) if len(actual) and not np.isnan(upper).any() else None
+    """How the upper bounds held against every single repeat, points counting alike; None where there are no bounds."""
+    found = [repeat_bounds(measured, held) for held in helds]
+    actual, upper, weights = (np.concatenate(arrays) for arrays in zip(*found, strict=True)) if found else _NOTHING
+    return bound(actual, upper, weights) if len(actual) and not np.isnan(upper).any() else None
 
 
-def repeat_bounds(measured: Measured, held: Held) -> tuple[Floats, Floats]:
-    """Seconds of every repeat that the test is about, and the bound that was to hold it."""
-    about = held.fold[measured.repeat_rows] >= 0
-    return measured.repeat_seconds[about], held.upper[measured.repeat_rows[about]]
+_NOTHING = (np.empty(0),) * 3
+
+
+def repeat_bounds(measured: Measured, held: Held) -> tuple[Floats, Floats, Floats]:
+    """Seconds of every repeat that the test is about, the bound that was to hold it, and its share of its point.
+
+    An anchor has a hundred times as many repeats as other points; by their shares all points count alike.
+    """
+    row = measured.repeat_rows[held.fold[measured.repeat_rows] >= 0]
+    shares = 1.0 / np.bincount(measured.repeat_rows)
+    return measured.repeat_seconds[held.fold[measured.repeat_rows] >= 0], held.upper[row], shares[row]

@@ -46,13 +46,14 @@ def errors(actual: Floats, predicted: Floats) -> Errors:
     return Errors(median, p95, worst, len(off))
 
 
-def bound(actual: Floats, upper: Floats) -> Bound:
-    """How an upper bound covers actual times.
+def bound(actual: Floats, upper: Floats, weights: Floats | None = None) -> Bound:
+    """How an upper bound covers actual times, which may count by `weights`.
 
     >>> bound(np.array([1.0, 2.0]), np.array([1.5, 2.0]))
     Bound(coverage=1.0, mean_excess=0.25)
     """
-    return Bound(round(float(np.mean(actual <= upper)), 6), round(float(np.mean(upper / actual - 1.0)), 6))
+    covered, excess = np.average(actual <= upper, weights=weights), np.average(upper / actual - 1.0, weights=weights)
+    return Bound(round(float(covered), 6), round(float(excess), 6))
 
 
 def groups(X: Floats, columns: slice) -> NDArray[np.intp]:  # noqa: N803 (scikit-learn's name)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from smpart.predictor.estimators.alone import DECODE, HYBRID, PREFILL, decode_place, phases, prefill_place
 from smpart.predictor.estimators.base import UNITS, Floats
 from smpart.predictor.estimators.contention import Contention
+from smpart.predictor.estimators.phase import DECODE, HYBRID, PREFILL, decode_place, phases, prefill_place
 from smpart.predictor.surface import Axis
 from smpart.predictor.tables import Tables
 from smpart.profiler.sample import COLUMNS
@@ -98,9 +98,9 @@ def _tabulate_hybrid(arrays: Arrays, estimator: Contention) -> None:
         logs = np.log2(estimator.predict(_whole(seen, estimator.units)))
         spans.append(Axis.over(logs.min() - _BEYOND, logs.max() + _BEYOND, _STEP))
     grid = _nodes(*spans)
-    logs, widths = alone.joined(grid * np.log(2.0), estimator.units)
+    logs, unsure = alone.hybrid_.joined(grid * np.log(2.0), np.full(len(grid), float(estimator.units)))
     _put(arrays, "hybrid", spans, logs - grid[:, 0] * np.log(2.0))
-    arrays["hybrid_margin"] = (widths * estimator.width(HYBRID, beside=False)).astype(np.float32)
+    arrays["hybrid_margin"] = (unsure * estimator.width(HYBRID, beside=False)).astype(np.float32)
 
 
 def _tabulate_beside(arrays: Arrays, estimator: Contention, units: list[int]) -> None:
@@ -113,7 +113,7 @@ def _tabulate_beside(arrays: Arrays, estimator: Contention, units: list[int]) ->
         grid = _nodes(*axes)
         logs = [np.zeros(len(grid)) if made is None else made.at(grid, count)[0] for count in units]
         _put(arrays, f"{name}_beside", axes, np.array(logs))
-        widths.append(estimator.plain_width(phase))
+        widths.append(estimator.plain_width(phase, beside=True))
     arrays["beside_margin"] = np.array(widths)
 
 

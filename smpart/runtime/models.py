@@ -74,16 +74,17 @@ def _no_progress_bars() -> Iterator[None]:
 
 def load_config_shape(name: str, *, dtype: str = "float32") -> ModelShape:
     """Dimensions of a model by name, without its weights. Names and errors as for `load_model`."""
-    kind = _dtype(dtype)
+    kind, config = _dtype(dtype), _config(name)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(_config(name), dtype=kind)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config, dtype=kind)  # type: ignore[no-untyped-call]
     return model_shape(model)
 
 
 def load_positions(name: str) -> int:
     """Longest sequence that a model can serve, by name, without its weights. Names and errors as for `load_model`."""
+    config = _config(name)  # outside: the embedded model may have to be prepared first, with real tensors
     with torch.device("meta"):
-        return max_positions(AutoModelForCausalLM.from_config(_config(name)))  # type: ignore[no-untyped-call]
+        return max_positions(AutoModelForCausalLM.from_config(config))  # type: ignore[no-untyped-call]
 
 
 def _config(name: str) -> PreTrainedConfig:

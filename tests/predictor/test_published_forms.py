@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from any_columns import AnyColumns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from smpart.partition import ModelShape, Shape
 from smpart.predictor.accuracy import errors
-from smpart.predictor.estimators.base import COLUMNS, LatencyEstimator
+from smpart.predictor.estimators.base import LatencyEstimator
 from smpart.predictor.estimators.bullet import Bullet, roofline
 from smpart.predictor.estimators.forms import relative_nnls
 from smpart.predictor.estimators.muxwise import MuxWise
@@ -301,34 +302,6 @@ OTHER_COLUMNS = dict.fromkeys(
     ),
     CHECKS_WITH_OTHER_COLUMNS,
 )
-
-
-class AnyColumns:
-    """Turns whatever columns a check brings into sizes of prefills, so that its fits and predictions can run."""
-
-    def _check(self, X: Any) -> None:  # noqa: N803
-        if (X < 0.0).any():
-            raise ValueError("Negative values in data passed to a latency estimator")
-
-    def _fit(self, X: Any, y: Any) -> None:  # noqa: N803
-        super()._fit(self._sizes(X), y)  # type: ignore[misc]
-
-    def _predict(self, X: Any) -> Any:  # noqa: N803
-        return super()._predict(self._sizes(X))  # type: ignore[misc]
-
-    def _sizes(self, X: Any) -> Any:  # noqa: N803
-        sizes = np.zeros((len(X), len(COLUMNS)))
-        sizes[:, : min(6, X.shape[1])] = X[:, :6]
-        sizes[:, 0] += 1.0
-        sizes[:, COLUMNS.index("units")] = 1.0
-        return sizes
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()  # type: ignore[misc]
-        tags.input_tags.positive_only = True
-        tags.target_tags.positive_only = True
-        tags.regressor_tags.poor_score = True
-        return tags
 
 
 class AnyMuxWise(AnyColumns, MuxWise):

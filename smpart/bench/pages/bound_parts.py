@@ -61,13 +61,13 @@ def bounds(judgement: Judgement, nominal: float) -> Section:
 
 
 def _coverage_rows(measured: Measured, held: Held, company: str) -> list[list[str]]:
-    actual, upper = repeat_bounds(measured, held)
+    actual, upper, shares = repeat_bounds(measured, held)
     names = np.array([phase(measured.points[r].shape) for r in measured.repeat_rows.tolist()])
     names = names[held.fold[measured.repeat_rows] >= 0]
     rows = []
     for name, part in [*((n, names == n) for n in COLOURS), ("all", np.ones(len(names), dtype=bool))]:
         if part.any():
-            found = bound(actual[part], upper[part])
+            found = bound(actual[part], upper[part], shares[part])
             rows.append([f"{name}, {company}", percent(found.coverage), percent(found.mean_excess), str(part.sum())])
     return rows
 
@@ -97,9 +97,9 @@ def _calibration(axis: Axes, measured: Measured, helds: Mapping[str, Held]) -> N
 def _excess(axis: Axes, measured: Measured, helds: Mapping[str, Held]) -> None:
     edges = np.linspace(-20.0, _WIDEST, 41)
     for test, held in helds.items():
-        actual, upper = repeat_bounds(measured, held)
+        actual, upper, shares = repeat_bounds(measured, held)
         excess = np.clip(100.0 * (upper / actual - 1.0), edges[0], edges[-1])
-        weights = np.full(len(excess), 100.0 / len(excess))
+        weights = 100.0 * shares / shares.sum()
         axis.hist(excess, edges.tolist(), weights=weights, histtype="step", color=_TESTS[test], label=COMPANY[test])
     axis.axvline(0.0, color=INK, linewidth=0.8)
     axis.set(xlabel="bound over single run (% excess)", ylabel="repeats (%)", title="Excess of the bounds")

@@ -49,6 +49,12 @@ class LatencyEstimator(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.model = model
         self.units = units
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = True
+        tags.target_tags.positive_only = True
+        return tags
+
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Learn from float64[n, len(COLUMNS)] and seconds float64[n]. Raises `ValueError` for anything else."""
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)  # noqa: N806

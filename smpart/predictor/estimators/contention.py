@@ -2,75 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import GroupKFold
 from sklearn.utils.validation import check_is_fitted
 
 from smpart.partition import ModelShape
 from smpart.predictor.accuracy import groups
-from smpart.predictor.estimators.alone import Alone, phases
+from smpart.predictor.estimators.alone import Alone
 from smpart.predictor.estimators.base import MIX, NEIGHBOUR, SHAPE, UNITS, Floats, LatencyEstimator, column
-from smpart.predictor.estimators.residual import Residual
+from smpart.predictor.estimators.phase import phases
+from smpart.predictor.estimators.residual import GUESS
+from smpart.predictor.estimators.slowdown import Slowdown, moved_bytes
 
+Flags = NDArray[np.bool_]
 _Key = tuple[int, bool]
+_FOLDS = 5
 
 
-def moved_bytes(X: Floats, model: ModelShape) -> Floats:  # noqa: N803
-    """Bytes that each row's forward must at least move, as `ModelShape.bytes` has them: float64[n]."""
-    read = column(X, "prefill_context") + column(X, "decode_context")
-    tokens = column(X, "prefill_tokens") + column(X, "decode_batch")
-    return model.weight_bytes + model.kv_token_bytes * (read + tokens)
+class _Widths(NamedTuple):
+    """How wide bounds are, by phase and company: in standard deviations, and in log seconds, the same everywhere."""
 
-
-class _Slowdown:
-    """How many times slower one phase is beside a neighbour: a sum of what both ask of the memory, then a residual.
-
-    The sum is non-negative and rises with what the neighbour asks for. Coordinates of the residual: bytes a second
-    that the forward and its neighbour would move alone, and the forward's units.
-    """
-
-    def fit(self, own: Floats, beside: Floats, units: Floats, ratio: Floats, kinds: NDArray[np.intp]) -> _Slowdown:
-        self.asked_ = np.log2(np.column_stack([own, beside]) + 1.0)
-        self.scale_ = max(float(own.max()), 1.0), max(float(beside.max()), 1.0)
-        terms = self._terms(own, beside)
-        fitted = LinearRegression(positive=True, fit_intercept=False).fit(terms, np.maximum(ratio - 1.0, 0.0))
-        self.coef_ = fitted.coef_
-        self.scales_ = len(np.unique(units)) > 1
-        self.residual_ = Residual().fit(self._where(own, beside, units), np.log(ratio / self._sum(own, beside)), kinds)
-        return self
-
-    def predict(self, own: Floats, beside: Floats, units: Floats) -> tuple[Floats, Floats]:
-        """Log slowdown, at least 0, and its standard deviation: float64[n] each."""
-        mean, sigma = self.residual_.predict(self._where(own, beside, units))
-        return np.maximum(0.0, np.log(self._sum(own, beside)) + mean), sigma
-
-    def at(self, asked: Floats, units: float) -> tuple[Floats, Floats]:
-        """The same, by log2 of what both ask for: float64[n, 2]."""
-        own, beside = np.exp2(asked.T) - 1.0
-        return self.predict(own, beside, np.full(len(asked), float(units)))
-
-    def _sum(self, own: Floats, beside: Floats) -> Floats:
-        total: Floats = 1.0 + self._terms(own, beside) @ self.coef_
-        return total
-
-    def _terms(self, own: Floats, beside: Floats) -> Floats:
-        mine, theirs = own / self.scale_[0], beside / self.scale_[1]
-        return np.column_stack([np.ones(len(own)), theirs, mine * theirs])
-
-    def _where(self, own: Floats, beside: Floats, units: Floats) -> Floats:
-        place = [np.log2(1.0 + own), np.log2(1.0 + beside)]
-        return np.column_stack([*place, np.log2(units)] if self.scales_ else place)
+    scaled: dict[_Key, float]
+    plain: dict[_Key, float]
 
 
 class Contention(LatencyEstimator):
     """Seconds of a forward on some units beside a neighbour, with an upper bound that covers single runs.
 
     Rows may repeat: equal rows are repeats of one measurement. Their median is learnt; the bound is set so that it
-    covers `coverage` of the repeats of points that were left out (split conformal prediction with locally scaled
-    scores: Lei et al., Distribution-Free Predictive Inference for Regression, JASA 2018, section 5.2).
+    covers `coverage` of the repeats of points that were left out: conformal prediction by cross-fitting with locally
+    scaled scores (Barber et al., Predictive inference with the jackknife+, Annals of Statistics 2021; Lei et al.,
+    Distribution-free predictive inference for regression, JASA 2018, section 5.2). It is set when first asked for.
 
     Args:
         model: dimensions of the model that was measured.
@@ -82,51 +47,36 @@ class Contention(LatencyEstimator):
         super().__init__(model, units)
         self.coverage = coverage
 
+    def fit(self, X: Any, y: Any, pace: Any = None) -> Self:  # noqa: N803
+        """Learn from float64[n, len(COLUMNS)] and seconds float64[n]. Raises `ValueError` for anything else.
+
+        Args:
+            pace: how slow the machine was at each row, 1 being usual: float64[n]. Expected times are then those at the
+                usual pace; the bound still is one of the seconds as they were. None: always the usual one.
+        """
+        self._pace = np.ones(len(y)) if pace is None else np.asarray(pace, dtype=np.float64)
+        return super().fit(X, y)
+
     def _fit(self, X: Floats, y: Floats) -> None:  # noqa: N803
-        points, which = np.unique(X, axis=0, return_inverse=True)
+        self.points_, which = np.unique(X, axis=0, return_inverse=True)
         which = which.reshape(-1)
-        self.points_ = points
-        medians = np.array([np.median(y[which == place]) for place in range(len(points))])
-        beside = _beside(points)
+        self.repeats_, usual = (which, y), y / self.__dict__.pop("_pace")
+        self.medians_ = np.array([np.median(usual[which == place]) for place in range(len(self.points_))])
+        beside = has_neighbour(self.points_)
         if beside.all():
             raise ValueError("no forward was measured alone: there is nothing to compare those beside a neighbour with")
-        self.alone_ = Alone(self.model, self.units).fit(points[~beside], medians[~beside])
-        expected, unsure = np.log(medians), np.ones(len(points))
-        expected[~beside] -= self.alone_.left_out_
-        unsure[~beside] = self.alone_.left_out_sigma_
-        self.slowdowns_: dict[int, _Slowdown] = {}
-        for phase in np.unique(phases(points[beside])).tolist():
-            rows = beside & (phases(points) == phase)
-            made = self._fit_slowdown(points[rows], medians[rows])
-            expected[rows] -= made.residual_.left_out_
-            unsure[rows] = made.residual_.left_out_sigma_
-            self.slowdowns_[phase] = made
-        missed = np.log(y) - expected[which]
-        kinds = phases(points)[which], beside[which]
-        self.widths_ = self._widths(*kinds, missed / unsure[which])
-        self.plain_widths_ = self._widths(*kinds, missed)
+        self.alone_ = Alone(self.model, self.units).fit(self.points_[~beside], self.medians_[~beside])
+        self.slowdowns_ = {
+            phase: self._slowdown(np.flatnonzero(beside & (phases(self.points_) == phase)))
+            for phase in np.unique(phases(self.points_[beside])).tolist()
+        }
+        self.widths_: _Widths | None = None
 
-    def _fit_slowdown(self, part: Floats, medians: Floats) -> _Slowdown:
-        ratio = medians / np.exp(self.alone_.predict(without_neighbour(part))[0])
-        own, beside = self._asked(part)
-        return _Slowdown().fit(own, beside, column(part, "units"), ratio, groups(part, MIX))
-
-    def _widths(self, phase: NDArray[np.intp], beside: NDArray[np.bool_], scores: Floats) -> dict[_Key, float]:
-        """Scores that `coverage` of the left-out runs stay under, by phase and company."""
-        widths: dict[_Key, float] = {}
-        for key in {(int(p), bool(b)) for p, b in zip(phase, beside, strict=True)}:
-            mine = np.sort(scores[(phase == key[0]) & (beside == key[1])])
-            rank = min(len(mine), int(np.ceil((len(mine) + 1) * self.coverage))) - 1
-            widths[key] = max(0.0, float(mine[rank]))
-        return widths
-
-    def width(self, phase: int, beside: bool) -> float:
-        """Standard deviations from the expected log seconds to their upper bound."""
-        return self.widths_.get((phase, beside), max(self.widths_.values()))
-
-    def plain_width(self, phase: int) -> float:
-        """Log of the upper bound beside a neighbour over the expected seconds, the same everywhere."""
-        return self.plain_widths_.get((phase, True), max(self.plain_widths_.values()))
+    def _slowdown(self, rows: NDArray[np.intp]) -> Slowdown:
+        """Fitted to some of the points beside neighbours."""
+        part = self.points_[rows]
+        ratio = self.medians_[rows] / np.exp(self.alone_.predict(without_neighbour(part))[0])
+        return Slowdown().fit(*self._asked(part), column(part, "units"), ratio)
 
     def _predict(self, X: Floats) -> Floats:  # noqa: N803
         return np.exp(self._logs(X)[0])
@@ -135,14 +85,32 @@ class Contention(LatencyEstimator):
         """Seconds that single runs stay under: float64[n]."""
         X = self._checked(X)  # noqa: N806
         logs, sigma = self._logs(X)
-        phase, beside = phases(X), _beside(X)
-        width = np.array([self.width(int(p), bool(b)) for p, b in zip(phase, beside, strict=True)])
+        width = np.array([self.width(*key) for key in _keys(X)])
         upper: Floats = np.exp(logs + width * sigma)
         return upper
 
+    def width(self, phase: int, beside: bool) -> float:
+        """Standard deviations from the expected log seconds to their upper bound."""
+        return self._width(self._bounds().scaled, (phase, beside))
+
+    def plain_width(self, phase: int, beside: bool) -> float:
+        """Log of the upper bound over the expected seconds, the same for all forwards of a kind."""
+        return self._width(self._bounds().plain, (phase, beside))
+
     def doubt(self, X: Any) -> Floats:  # noqa: N803
-        """Log standard deviation of the prediction: float64[n]."""
-        return self._logs(self._checked(X))[1]
+        """Log standard deviation of the prediction, less noise that no measuring would take away: float64[n]."""
+        X = without_neighbour(points := self._checked(X))  # noqa: N806
+        variance = self.alone_.unsure(X) ** 2 - self.alone_.noise(X) ** 2
+        phase, beside = phases(points), has_neighbour(points)
+        for one in np.unique(phase[beside]).tolist():
+            rows = beside & (phase == one)
+            if one in self.slowdowns_:
+                made, part = self.slowdowns_[one], points[rows]
+                unsure = made.predict(*self._asked(part), column(part, "units"))[1]
+                variance[rows] += unsure**2 - made.residual_.noise_**2
+            else:
+                variance[rows] += GUESS**2
+        return np.sqrt(np.maximum(variance, 0.0))
 
     def scaling(self, X: Any) -> Floats:  # noqa: N803
         """Seconds alone on the row's units over seconds alone on the whole device, at least 1: float64[n]."""
@@ -160,20 +128,19 @@ class Contention(LatencyEstimator):
 
     def _checked(self, X: Any) -> Floats:  # noqa: N803
         check_is_fitted(self)
-        X = np.asarray(X, dtype=np.float64)  # noqa: N806
-        self._check(X)
-        return X
+        checked: Floats = np.asarray(X, dtype=np.float64)
+        self._check(checked)
+        return checked
 
     def _logs(self, X: Floats) -> tuple[Floats, Floats]:  # noqa: N803
         logs, sigma = self.alone_.predict(without_neighbour(X))
-        beside, phase = _beside(X), phases(X)
+        beside, phase = has_neighbour(X), phases(X)
         for one in np.unique(phase[beside]).tolist():
             rows = beside & (phase == one)
-            made = self.slowdowns_.get(one)
-            if made is not None:
-                slower, unsure = made.predict(*self._asked(X[rows]), column(X[rows], "units"))
+            if one in self.slowdowns_:
+                part = X[rows]
+                slower, sigma[rows] = self.slowdowns_[one].predict(*self._asked(part), column(part, "units"))
                 logs[rows] += slower
-                sigma[rows] = unsure
         return logs, sigma
 
     def _asked(self, X: Floats) -> tuple[Floats, Floats]:  # noqa: N803
@@ -183,9 +150,49 @@ class Contention(LatencyEstimator):
         beside = column(X, "contender_bytes_s").copy()
         real = phases(other) > 0
         if real.any():
-            seconds = np.exp(self.alone_.predict(other[real])[0])
-            beside[real] = moved_bytes(other[real], self.model) / seconds
+            beside[real] = moved_bytes(other[real], self.model) / np.exp(self.alone_.predict(other[real])[0])
         return own, beside
+
+    def _bounds(self) -> _Widths:
+        if self.widths_ is None:
+            logs, sigma = self._left_out()
+            which, y = self.repeats_
+            missed, weights = np.log(y) - logs[which], 1.0 / np.bincount(which)[which]
+            keys = _keys(self.points_[which])
+            scaled = _quantiles(keys, missed / sigma[which], weights, self.coverage)
+            self.widths_ = _Widths(scaled, _quantiles(keys, missed, weights, self.coverage))
+        return self.widths_
+
+    def _left_out(self) -> tuple[Floats, Floats]:
+        """Log seconds of every point, and how unsure, by fits without its shape (alone) or its load mix (beside)."""
+        logs, sigma = self._logs(self.points_)
+        sigma = np.maximum(sigma, 1e-6)
+        beside = has_neighbour(self.points_)
+        for train, test in _folds(self.points_, np.flatnonzero(~beside), SHAPE):
+            try:
+                fitted = Alone(self.model, self.units).fit(self.points_[train], self.medians_[train])
+                logs[test], sigma[test] = fitted.predict(self.points_[test])
+            except ValueError:  # the only ones of their phase were left out
+                sigma[test] = GUESS
+        for phase in self.slowdowns_:
+            rows = np.flatnonzero(beside & (phases(self.points_) == phase))
+            for train, test in _folds(self.points_, rows, MIX):
+                part = self.points_[test]
+                slower, unsure = self._slowdown(train).predict(*self._asked(part), column(part, "units"))
+                logs[test] = self.alone_.predict(without_neighbour(part))[0] + slower
+                sigma[test] = unsure
+        return logs, sigma
+
+    @staticmethod
+    def _width(widths: dict[_Key, float], key: _Key) -> float:
+        """That of a kind; of one never measured, the widest there is."""
+        return widths.get(key, max(widths.values()))
+
+
+def has_neighbour(X: Floats) -> Flags:  # noqa: N803
+    """Which rows have one: bool[n]."""
+    beside: Flags = column(X, "neighbour_units") > 0
+    return beside
 
 
 def without_neighbour(X: Floats) -> Floats:  # noqa: N803
@@ -203,6 +210,29 @@ def neighbours(X: Floats) -> Floats:  # noqa: N803
     return other
 
 
-def _beside(X: Floats) -> NDArray[np.bool_]:  # noqa: N803
-    beside: NDArray[np.bool_] = column(X, "neighbour_units") > 0
-    return beside
+def _keys(X: Floats) -> list[_Key]:  # noqa: N803
+    return [(int(phase), bool(beside)) for phase, beside in zip(phases(X), has_neighbour(X), strict=True)]
+
+
+def _quantiles(keys: list[_Key], scores: Floats, weights: Floats, coverage: float) -> dict[_Key, float]:
+    """What `coverage` of the scores stay under, by kind of forward; at least 0. Points count alike, not repeats."""
+    widths: dict[_Key, float] = {}
+    for key in set(keys):
+        rows = np.flatnonzero([other == key for other in keys])
+        order = rows[np.argsort(scores[rows])]
+        below = np.cumsum(weights[order])
+        enough = np.searchsorted(below, (below[-1] + 1.0) * coverage - 1e-9)
+        widths[key] = max(0.0, float(scores[order[min(int(enough), len(order) - 1)]]))
+    return widths
+
+
+def _folds(points: Floats, rows: NDArray[np.intp], kind: slice) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Rows to fit and rows to predict, fold by fold; rows that are equal in the columns `kind` are left out together.
+
+    None where all rows are of one kind.
+    """
+    kinds = groups(points[rows], kind) if len(rows) else np.zeros(0, dtype=np.intp)
+    count = min(_FOLDS, len(np.unique(kinds)))
+    if count < 2:
+        return []
+    return [(rows[train], rows[test]) for train, test in GroupKFold(count).split(rows, groups=kinds)]

@@ -9,6 +9,7 @@ import numpy as np
 from smpart.partition import ModelShape
 from smpart.predictor.estimators.base import Floats
 from smpart.predictor.estimators.contention import Contention
+from smpart.profiler.pace import paces
 from smpart.profiler.sample import Point, Sample, matrix, targets
 
 
@@ -26,7 +27,8 @@ class Doubt:
     def __call__(self, samples: Sequence[Sample], points: Sequence[Point]) -> Floats:
         """How unsure about each point: float64[n], relative. All alike while too little was measured to say."""
         try:
-            fitted = Contention(self._model, self._units).fit(matrix(s.point for s in samples), targets(samples))
+            usual = targets(samples) / paces(samples)
+            fitted = Contention(self._model, self._units).fit(matrix(s.point for s in samples), usual)
             return fitted.doubt(matrix(points))
         except ValueError:  # a phase without any sample: the design's own order is as good as any
             return np.ones(len(points))

@@ -20,7 +20,7 @@ _TOKEN_BENDS = (32.0, 128.0, 512.0)
 _ROW_BENDS = (8.0, 32.0, 64.0)
 """Decoding sequences, likewise."""
 _POWERS = (1.0, 0.5, 1.5)
-"""Exponents of (whole device / units); where all was measured on equally many units, the first one stands alone."""
+"""Exponents of (whole device / units); the first one stands alone where all was measured on equally many units."""
 _KNEES = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 """Shares of the device below which something scales and above which it does not (bandwidth saturates)."""
 _RIDGE = 1e-4
@@ -67,7 +67,14 @@ def unit_terms(units: Floats, whole: float) -> Floats:
     inverse = whole / units
     powers = [inverse**power for power in _POWERS]
     knees = [np.maximum(1.0, knee * inverse) for knee in _KNEES]
-    return np.column_stack([*powers, *knees, np.ones(len(units))])
+    return np.column_stack([powers[0], np.ones(len(units)), *powers[1:], *knees])
+
+
+def _terms(counts: int) -> int:
+    """How many ways to scale so many different numbers of units can tell apart."""
+    if counts <= 2:
+        return counts
+    return 2 + len(_POWERS) - 1 + (len(_KNEES) if counts > 3 else 0)
 
 
 class Physics:
@@ -82,7 +89,7 @@ class Physics:
 
     def fit(self, amounts: Floats, units: Floats, seconds: Floats) -> Self:
         """Learn the coefficients, all at least 0, that make relative errors least."""
-        self.terms_ = unit_terms(units, self.whole).shape[1] if len(np.unique(units)) > 1 else 1
+        self.terms_ = _terms(len(np.unique(units)))
         table = self._table(amounts, units)
         self.scale_ = table.max(axis=0)
         self.used_ = self.scale_ > 0.0
