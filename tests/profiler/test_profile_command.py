@@ -99,7 +99,7 @@ def test_bad_options_are_one_line(tmp_path: Path, arguments: tuple[str, ...], wh
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        (("qwen3-32b", "--backend", "sim:h100"), "holds another profile"),
+        (("qwen3-32b", "--backend", "sim:h100", "--dtype", "bfloat16"), "holds another profile"),
         ((MODEL, "--backend", "sim:a100", "--dtype", "bfloat16"), "holds another profile"),
         ((*SIM, "--seed", "9"), "seed 0, not 9"),
         ((*SIM, "--max-prompt", "100"), "max_prompt"),
