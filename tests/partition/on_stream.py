@@ -11,10 +11,10 @@ import numpy as np
 from conformance import PATIENCE, ToyBody
 from cuda.bindings import driver as cu
 
-from smpart.bench.gpu_check.program import Program, int32, int64, pointer
 from smpart.partition import Side
 from smpart.partition.cuda.driver import driver
 from smpart.partition.cuda.places import Place
+from smpart.partition.cuda.program import Program, int32, int64, pointer
 from smpart.partition.cuda.streams import StreamLanes
 from smpart.partition.green import Green, GreenPlaces
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from smpart.bench.gpu_check.program import Argument, Program, int32, int64, pointer, uint64
 from smpart.partition import Side, Split
 from smpart.partition.cuda.driver import Driver, driver
 from smpart.partition.cuda.gpu import Gpu
 from smpart.partition.cuda.places import Place
+from smpart.partition.cuda.program import Argument, Program, int32, int64, pointer, uint64
 
 _MS = 1_000_000
 _FLOAT16, _INT8 = 1, 4

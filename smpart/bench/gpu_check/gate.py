@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from smpart.bench.gpu_check.program import Program, pointer, uint64
 from smpart.partition.cuda.places import Place
+from smpart.partition.cuda.program import Program, pointer, uint64
 
 _MOST_S = 0.25
 

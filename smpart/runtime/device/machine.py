@@ -18,7 +18,7 @@ from smpart.kvcache.memory import KVMemory
 from smpart.kvcache.sizing import KVConfig, pool_blocks
 from smpart.partition.cuda.driver import Driver
 from smpart.partition.cuda.places import Places
-from smpart.partition.cuda.streams import StreamLanes
+from smpart.partition.cuda.streams import StreamBody, StreamLanes
 from smpart.partition.device import Device
 from smpart.partition.split import Side, Split
 from smpart.runtime.adapter import ModelAdapter
@@ -26,6 +26,7 @@ from smpart.runtime.board import Board
 from smpart.runtime.body import ModelBody
 from smpart.runtime.device.attention import Attention, AttentionShape, Bucket, Scratch
 from smpart.runtime.device.choosing import choose_attention
+from smpart.runtime.device.contenders import Contending
 from smpart.runtime.device.feed import DeviceFeed
 from smpart.runtime.device.graphs import DecodeGraphs
 from smpart.runtime.device.queue import Queue
@@ -202,14 +203,15 @@ def assemble(
         logger.warning("decode steps are not captured in CUDA graphs: %s", uncaptured)
     graphs = DecodeGraphs(queues[Side.DECODE], board.tables.shape[1], budget) if uncaptured is None else None
 
-    def body(side: Side) -> ModelBody:
+    def body(side: Side) -> StreamBody:
         scratch = Scratch(parts.where)
 
         def attention(units: int, bucket: Bucket | None) -> Attention:
             return choice.make(scratch, units, bucket)
 
         captured = graphs if side is Side.DECODE else None
-        return ModelBody(DeviceFeed(adapter, pages, tokens, board, queues[side], attention, captured))
+        model_body = ModelBody(DeviceFeed(adapter, pages, tokens, board, queues[side], attention, captured))
+        return Contending(model_body, parts.api, parts.places.primary)
 
     lanes = StreamLanes(parts.api, parts.device, parts.places, body)
     if parts.where.type == "cuda":  # what was queued so far lies on torch's default stream, which no lane waits for

@@ -22,6 +22,9 @@ from smpart.errors import SmpartError
 from smpart.kvcache import KVConfig
 from smpart.partition import Side
 from smpart.partition.green import Green
+from smpart.profiler.timer import Timer
+from smpart.profiler.works import Works
+from smpart.runtime.contender import Contender, Pressed
 from smpart.runtime.models import load_model
 from smpart.runtime.processes import ProcessLanes
 from smpart.runtime.sampling import SamplingParams
@@ -126,3 +129,12 @@ def test_kv_memory_that_does_not_fit_the_device(driver: Fake) -> None:
     for too_much in (KVConfig(max_len=256, memory_bytes=80 << 20), KVConfig(max_len=256, blocks=1 << 16)):
         with pytest.raises(SmpartError, match=r"KV memory of .* takes .* this process may use 64\.0 MiB"):
             deploy(model, too_much)
+
+
+def test_contenders_come_through_the_channel_as_any_work_does(served: Any) -> None:
+    _, deployment = served
+    works = Works(deployment.board, deployment.blocks, deployment.kv.block_tokens)
+    split = deployment.lanes.splits()[8]
+    work = works.foreign(Side.PREFILL, split, Contender("l2", 3))
+    (done,) = Timer(deployment.lanes, works).alone(work, 1)
+    assert done.result == Pressed(8 * split.prefill * 256 * 3 * 64 * 16, 0.0)

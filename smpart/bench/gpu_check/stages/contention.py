@@ -13,13 +13,13 @@ from statistics import median
 from time import perf_counter
 
 from smpart.bench.gpu_check.gate import Gate
-from smpart.bench.gpu_check.program import Program
 from smpart.bench.gpu_check.record import Figures, Record, Setting, spread
 from smpart.bench.gpu_check.rig import Rig
 from smpart.bench.gpu_check.stages.device import clocks_now
 from smpart.kvcache import KVConfig
 from smpart.partition import Completion, Shape, Side, Split, Work
 from smpart.partition.cuda.gpu import Gpu
+from smpart.partition.cuda.program import Program
 from smpart.profiler.timer import Timer, collect
 from smpart.profiler.works import Works
 from smpart.runtime.device.machine import Machine

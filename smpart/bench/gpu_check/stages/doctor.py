@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smpart.bench.gpu_check.program import Program, int32, pointer, uint64
 from smpart.bench.gpu_check.record import Figures, Record, Setting
 from smpart.errors import SmpartError
 from smpart.partition import Side, Split
 from smpart.partition.cuda.driver import driver
 from smpart.partition.cuda.places import Place
+from smpart.partition.cuda.program import Program, int32, pointer, uint64
 from smpart.partition.cuda.sm_probe import read_sms
 from smpart.partition.green import Green, GreenPlaces
 from smpart.partition.split import nested

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from smpart.bench.gpu_check.program import Program, pointer, uint64
 from smpart.bench.gpu_check.record import Figures, Record, Setting, spread
 from smpart.bench.gpu_check.rig import Rig
 from smpart.kvcache import KVConfig
 from smpart.partition import Lanes, Side, Split
 from smpart.partition.cuda.driver import Driver, driver
 from smpart.partition.cuda.places import Place
+from smpart.partition.cuda.program import Program, pointer, uint64
 from smpart.partition.green import Green, GreenPlaces
 from smpart.profiler.timer import Timer, collect
 from smpart.profiler.works import Works

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from smpart.bench.gpu_check.program import Program, pointer, uint64
 from smpart.bench.gpu_check.record import Record, Setting, spread
 from smpart.partition import Shape, Side, Split, Work
 from smpart.partition.cuda.driver import Driver, driver
 from smpart.partition.cuda.gpu import Gpu
 from smpart.partition.cuda.places import Place
+from smpart.partition.cuda.program import Program, pointer, uint64
 from smpart.partition.cuda.streams import StreamLanes
 from smpart.partition.green import Green, GreenPlaces
 
