@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from smpart.errors import SmpartError
-from smpart.partition import Lanes, Split
+from smpart.partition import Lanes
 from smpart.profiler.conditions import watched
 from smpart.profiler.design import Choice, Design, Doubt
 from smpart.profiler.experiment import Experiment
@@ -27,7 +27,9 @@ _FILL = 0.5
 """Share of the budget after which a model that has doubts is asked."""
 _ASK = 0.1
 """Share of the budget for what it names at a time: fitting it takes a while."""
-_ANCHOR_TOKENS, _ANCHOR_CONTEXT = 16, 64
+_ANCHOR_TOKENS, _ANCHOR_CONTEXT = (64, 16, 4, 1), 64
+_ANCHOR_SHARE = 0.15
+"""Share of a batch that the anchors may take: their prefill is the longest of these for which they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +164,11 @@ class Sweep:
         return Progress(stage, len(self._samples), self._disturbed, self._spent, left, noise, rounds.suspect)
 
     def _make_anchors(self, space: Space, works: Works) -> list[Choice]:
-        """A small prefill and a small decode step, each on the whole device."""
-        whole: tuple[Split, Split] = space.splits[-1], space.splits[0]
-        context = min(_ANCHOR_CONTEXT, works.longest)
-        experiments = (
-            Experiment(whole[0], ((min(_ANCHOR_TOKENS, works.longest), 0),)),
-            Experiment(whole[1], (), 1, context),
-        )
-        return [self._design.choice(experiment, "anchor") for experiment in experiments]
+        """A small prefill and a small decode step, each on the whole device; those of earlier runs, if there are."""
+        before = {sample.point.shape.prefill_tokens for sample in self._samples if sample.stage == "anchor"} - {0}
+        step = Experiment(space.splits[0], (), 1, min(_ANCHOR_CONTEXT, works.longest))
+        decode = self._design.choice(step, "anchor")
+        room = _ANCHOR_SHARE * BATCH_S - decode.cost
+        sizes = sorted(before) or [tokens for tokens in _ANCHOR_TOKENS if tokens <= works.longest]
+        prefills = [self._design.choice(Experiment(space.splits[-1], ((size, 0),)), "anchor") for size in sizes]
+        return [next((prefill for prefill in prefills if prefill.cost <= room), prefills[-1]), decode]

@@ -86,7 +86,7 @@ class Visitor:
     def _warm_up(self, experiment: Experiment) -> None:
         """A short forward in the same place: the lane's threads, and all weights once."""
         if experiment.side is Side.PREFILL:
-            self._timer.one(self._works.prefill(experiment.split, ((8, 0),)))
+            self._timer.one(self._works.prefill(experiment.split, ((1, 0),)))
         else:
             self._timer.one(self._works.decode(experiment.split, 1, 8))
 
