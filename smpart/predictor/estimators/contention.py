@@ -54,7 +54,7 @@ class Contention(LatencyEstimator):
             pace: how slow the machine was at each row, 1 being usual: float64[n]. Expected times are then those at the
                 usual pace; the bound still is one of the seconds as they were. None: always the usual one.
         """
-        self._pace = np.ones(len(y)) if pace is None else np.asarray(pace, dtype=np.float64)
+        self._pace = 1.0 if pace is None else np.asarray(pace, dtype=np.float64)
         return super().fit(X, y)
 
     def _fit(self, X: Floats, y: Floats) -> None:  # noqa: N803
