@@ -74,13 +74,13 @@ def test_a_gpu_lost_at_any_moment_stops_nothing(fake: FakeNvml, nth: int) -> Non
 
 
 def test_an_unknown_gpu_is_logged(fake: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"), watched(gpu("GPU-nowhere")) as conditions:
+    with caplog.at_level("INFO", "smpart"), watched(gpu("GPU-nowhere")) as conditions:
         assert conditions() == Conditions()
     assert "NVML knows no such GPU" in caplog.text
 
 
 def test_no_nvml(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with caplog.at_level("INFO"), watched(gpu("GPU-any")) as conditions:
+    with caplog.at_level("INFO", "smpart"), watched(gpu("GPU-any")) as conditions:
         assert conditions() == Conditions()
     assert len(caplog.records) == 1 and "nvidia-ml-py is missing" in caplog.text
