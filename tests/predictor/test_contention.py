@@ -95,6 +95,7 @@ def test_the_bound_covers_single_runs_that_it_never_saw(made: Contention) -> Non
     assert found.mean_excess < 0.15
 
 
+@pytest.mark.slow
 def test_a_wider_coverage_never_lowers_the_bound() -> None:
     X, y = rows(SAMPLES[::4])  # noqa: N806
     points = matrix(fresh(4, 10))
@@ -271,6 +272,7 @@ def test_scikit_learns_checks(estimator: LatencyEstimator, check: Any) -> None:
 # ---- the machine's pace
 
 
+@pytest.mark.slow
 def test_a_known_pace_is_taken_out_of_expected_times_and_left_in_the_bound() -> None:
     rng = np.random.default_rng(8)
     X, y = rows(SAMPLES)  # noqa: N806
