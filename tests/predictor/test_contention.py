@@ -132,7 +132,7 @@ def test_equal_rows_are_repeats_and_an_outlier_among_them_moves_nothing() -> Non
     order = np.sort(y.reshape(-1, 3), axis=1)
     order[:, 2] *= 3.0
     shaken = Contention(gpu_samples.MODEL, 132).fit(X, order.reshape(-1))
-    # Not exactly: of the anchor, measured many times, a third was made larger, which moves the median by a little noise.
+    # Not exactly: of the anchor, measured many times, a third was made larger, which moves its median a little.
     assert shaken.predict(X) == pytest.approx(calm.predict(X), rel=2e-3)
 
 
