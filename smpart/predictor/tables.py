@@ -123,11 +123,9 @@ class Tables:
             return self._margins[HYBRID].nearest(*self._parts(shape, self.units))
         if beside:
             return self._beside[1 if decode else 0]
-        return (
-            self._margins[DECODE].nearest(*_decode_place(shape))
-            if decode
-            else self._margins[PREFILL].nearest(*_prefill_place(shape))
-        )
+        if decode:
+            return self._margins[DECODE].nearest(*_decode_place(shape))
+        return self._margins[PREFILL].nearest(*_prefill_place(shape))
 
     def _asked(self, shape: Shape, units: int) -> float:
         """log2 of the bytes a second that a forward moves alone."""
