@@ -1,4 +1,4 @@
-"""How far predictions are off: the measures and the held-out tests that every estimator is put through alike."""
+"""How far predictions are off: the measures that every estimator is put through alike."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, clone
-from sklearn.model_selection import GroupKFold
 
 Floats = NDArray[np.float64]
 
@@ -59,11 +57,3 @@ def bound(actual: Floats, upper: Floats, weights: Floats | None = None) -> Bound
 def groups(X: Floats, columns: slice) -> NDArray[np.intp]:  # noqa: N803 (scikit-learn's name)
     """Which rows are of one kind: equal in `columns` (shapes, or load mixes), whatever the rest."""
     return np.unique(X[:, columns], axis=0, return_inverse=True)[1].reshape(-1)
-
-
-def held_out(estimator: BaseEstimator, X: Floats, y: Floats, kinds: NDArray[np.intp], folds: int = 5) -> Floats:  # noqa: N803
-    """Predictions of each row by a clone that was fitted without any row of its kind."""
-    predicted = np.empty(len(y))
-    for train, test in GroupKFold(min(folds, len(np.unique(kinds)))).split(X, y, kinds):
-        predicted[test] = clone(estimator).fit(X[train], y[train]).predict(X[test])
-    return predicted
