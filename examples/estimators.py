@@ -38,7 +38,7 @@ from smpart.bench.heldout import TESTS, Measured, held_out
 from smpart.bench.host import host
 from smpart.bench.truths import Truth, aiconfigurator, rtx4090, sm_scaling
 from smpart.errors import SmpartError
-from smpart.predictor.accuracy import Errors, groups
+from smpart.predictor.accuracy import Errors, groups, summed_up
 from smpart.predictor.estimators.base import SHAPE, LatencyEstimator, column
 from smpart.predictor.estimators.contention import Contention
 from smpart.predictor.estimators.published import PUBLISHED
@@ -186,11 +186,6 @@ def by_family(off: Off) -> Pooled:
     for (name, test, estimator), part in off.items():
         pooled[name.split("/", 1)[0], test][estimator].append(part)
     return {key: {name: summed_up(np.concatenate(p)) for name, p in found.items()} for key, found in pooled.items()}
-
-
-def summed_up(off: Floats) -> Errors:
-    median, p95, worst = (round(float(x), 6) for x in (np.median(off), np.percentile(off, 95), off.max()))
-    return Errors(median, p95, worst, len(off))
 
 
 def table(pooled: Pooled, title: str) -> Table:

@@ -1,11 +1,12 @@
 """How much better a profile gets with the minutes spent on it: error on points of another profile, never fitted.
 
-The first profile is cut where so many minutes had passed; each beginning is fitted and judged on the second one, which
-was measured with another seed (and so at other points) on the same machine, at another time.
+Profiles of different lengths are each fitted and judged on one more, which was measured with another seed (and so at
+other points) on the same machine, at another time. Machines that are shared drift by more from one hour to the next
+than estimators differ: what the anchors of both profiles have in common, the machine's pace, is taken out.
 
-    smpart profile smollm2 --backend cores --minutes 20 --out out/long
+    for n in 2 5 10 20; do smpart profile smollm2 --backend cores --minutes $n --out out/$n; done
     smpart profile smollm2 --backend cores --minutes 8 --seed 1 --out out/other
-    python examples/profile_minutes.py out/long out/other --json out/profile_minutes.json
+    python examples/profile_minutes.py out/2 out/5 out/10 out/20 --judge out/other --json out/profile_minutes.json
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from smpart.predictor.accuracy import bound, errors
 from smpart.predictor.estimators.base import LatencyEstimator
 from smpart.predictor.estimators.contention import Contention
 from smpart.predictor.estimators.published import PUBLISHED
-from smpart.profiler.sample import Sample
+from smpart.profiler.pace import paces
 from smpart.profiler.store import Store
 
 ESTIMATORS: dict[str, type[LatencyEstimator]] = {"smpart": Contention, **PUBLISHED}
@@ -36,42 +37,43 @@ ESTIMATORS: dict[str, type[LatencyEstimator]] = {"smpart": Contention, **PUBLISH
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("long", type=Path, help="folder of the profile to cut")
-    parser.add_argument("other", type=Path, help="folder of the profile to judge on")
-    parser.add_argument("--minutes", default="2,5,10,20", help="where to cut")
+    parser.add_argument("profiles", type=Path, nargs="+", help="folders of the profiles to fit")
+    parser.add_argument("--judge", type=Path, required=True, metavar="DIR", help="folder of the one to judge on")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     try:
-        long, other = Store.open(options.long), Store.open(options.other)
-        if differ := long.fingerprint.differences(other.fingerprint):
-            raise UsageError(f"{options.other} is no profile of the same thing: {'; '.join(differ)}")
-        samples, judged = long.samples(), other.samples()
-        cuts = [float(cut) for cut in options.minutes.split(",")]
-        model, units = long.fingerprint.model, int(long.fingerprint.device["units"])
-        rows = [row for cut in cuts for row in rows_at(cut, samples, judged, model, units)]
+        judge = Store.open(options.judge)
+        stores = [Store.open(folder) for folder in options.profiles]
+        for store in stores:
+            if differ := judge.fingerprint.differences(store.fingerprint):
+                raise UsageError(f"{store.folder} is no profile of the same thing: {'; '.join(differ)}")
+        rows = [row for store in stores for row in rows_of(store, judge)]
     except SmpartError as error:
         raise SystemExit(f"profile_minutes: {error}") from None
     Console().print(table(rows))
     if options.json:
-        noise = {"long": repeat_noise(samples), "other": repeat_noise(judged)}
-        record = {"schema": 1, "host": host(), "fingerprint": long.fingerprint.digest, "noise": noise, "rows": rows}
+        noise = {str(store.folder): repeat_noise(store.samples()) for store in (*stores, judge)}
+        record = {"schema": 1, "host": host(), "fingerprint": judge.fingerprint.digest, "noise": noise, "rows": rows}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(record, indent=1))
 
 
-def rows_at(cut: float, samples: Sequence[Sample], judged: Sequence[Sample], model: Any, units: int) -> list[Any]:
-    """What each estimator is off by after so many minutes."""
-    began = samples[0].moment
-    seen = Measured.of([sample for sample in samples if sample.moment - began <= 60.0 * cut])
+def rows_of(profile: Store, judge: Store) -> list[Any]:
+    """What each estimator is off by, fitted to one profile and asked for the points of the other."""
+    samples, judged = profile.samples(), judge.samples()
+    slow = paces([*samples, *judged]).tolist()
+    seen = Measured.of(samples, slow[: len(samples)])
     known = set(seen.points)
-    asked = Measured.of([sample for sample in judged if sample.point not in known])
+    fresh = [place for place, sample in enumerate(judged) if sample.point not in known]
+    asked = Measured.of([judged[place] for place in fresh], [slow[len(samples) + place] for place in fresh])
+    model, units = profile.fingerprint.model, int(profile.fingerprint.device["units"])
+    found = {"minutes": round(profile.minutes, 1), "points": len(seen.points)}
     return [
-        {"minutes": cut, "points": len(seen.points), "estimator": name, **judge(form(model, units), seen, asked)}
-        for name, form in ESTIMATORS.items()
+        {**found, "estimator": name, **errors_of(form(model, units), seen, asked)} for name, form in ESTIMATORS.items()
     ]
 
 
-def judge(estimator: LatencyEstimator, seen: Measured, asked: Measured) -> dict[str, Any]:
+def errors_of(estimator: LatencyEstimator, seen: Measured, asked: Measured) -> dict[str, Any]:
     """Errors on points that were not fitted, alone and beside a neighbour; and how its bound held single runs."""
     try:
         fit(estimator, seen, np.arange(len(seen.points)))

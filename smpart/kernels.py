@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smpart.cache import cache, write_whole
+from smpart.cache import cache
+from smpart.durable import make_folder, write_whole
 from smpart.errors import BackendUnavailable, UsageError
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,9 @@ def compiled(name: str, arch: str) -> Path:
     binary = _compile(nvrtc, source.name, text, headers, options)
     file = f"{stem}-{_digest(binary)}.cubin"
     try:
-        return write_whole(cache() / "kernels" / file, binary)
+        folder = cache() / "kernels"
+        make_folder(folder)
+        return write_whole(folder / file, binary)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         logger.warning("kernel %s is compiled anew in every process: its cache cannot be written (%s)", name, error)
         return write_whole(Path(_for_this_process().name) / file, binary)

@@ -16,7 +16,7 @@ from smpart.bench.heldout import TESTS, Measured, fit
 from smpart.bench.host import host
 from smpart.bench.judgement import OURS, Judgement
 from smpart.bench.noise import repeat_noise
-from smpart.cache import write_whole
+from smpart.durable import write_whole
 from smpart.errors import SmpartError, UsageError
 from smpart.partition.cpu import Cpus
 from smpart.predictor.artefact import NAME, Artefact

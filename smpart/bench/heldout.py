@@ -48,13 +48,17 @@ class Measured:
     paces: Sequence[tuple[float, ...]]
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> Self:
-        """Samples of one point are put together."""
+    def of(cls, samples: Sequence[Sample], pace: Sequence[float] | None = None) -> Self:
+        """Samples of one point are put together.
+
+        Args:
+            pace: the machine's at each sample; None: as their own anchors tell it.
+        """
         pooled: dict[Point, tuple[float, ...]] = {}
         slow: dict[Point, tuple[float, ...]] = {}
-        for sample, pace in zip(samples, paces(samples).tolist(), strict=True):
+        for sample, own in zip(samples, paces(samples).tolist() if pace is None else pace, strict=True):
             pooled[sample.point] = pooled.get(sample.point, ()) + sample.seconds
-            slow[sample.point] = slow.get(sample.point, ()) + (pace,) * len(sample.seconds)
+            slow[sample.point] = slow.get(sample.point, ()) + (own,) * len(sample.seconds)
         return cls(list(pooled), list(pooled.values()), list(slow.values()))
 
     @cached_property

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from smpart.bench.heldout import TESTS, Held, Measured, Trials, accuracy, bound_of, trials
-from smpart.cache import write_whole
+from smpart.durable import write_whole
 from smpart.errors import BackendUnavailable, UsageError
 from smpart.predictor.estimators.base import LatencyEstimator
 

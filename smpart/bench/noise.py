@@ -14,8 +14,8 @@ def repeat_noise(samples: Sequence[Sample]) -> dict[str, object]:
 
     ``solo`` and ``corun``: of the repeats of a sample from their median, over samples alone and with a neighbour.
     ``anchors``: likewise, of the medians of a point that was measured again and again from their common median:
-    what the machine drifts over the minutes comes on top of what two repeats differ by. None where no sample has
-    two repeats, or no point two samples.
+    what the machine drifts over the minutes comes on top of what two repeats differ by. ``bound``: see
+    `tightest_bound`. None where no sample has two repeats, or no point two samples.
     """
     alone = [s for s in samples if s.point.alone]
     beside = [s for s in samples if not s.point.alone]
@@ -23,6 +23,7 @@ def repeat_noise(samples: Sequence[Sample]) -> dict[str, object]:
         "solo": deviation(s.seconds for s in alone),
         "corun": deviation(s.seconds for s in beside),
         "anchors": {"solo": deviation(anchors(alone).values()), "corun": deviation(anchors(beside).values())},
+        "bound": {"solo": tightest_bound(alone), "corun": tightest_bound(beside)},
     }
 
 
@@ -42,3 +43,22 @@ def deviation(sets: Iterable[Sequence[float]]) -> float | None:
     """
     off = [np.abs(np.array(values) / np.median(values) - 1.0) for values in sets if len(values) > 1]
     return round(float(np.median(np.concatenate(off))), 6) if off else None
+
+
+def tightest_bound(samples: Iterable[Sample], coverage: float = 0.99) -> float | None:
+    """By how much the narrowest bound exceeds single runs on average, if it knew the median of every point.
+
+    One factor over the medians, the least that covers so many of the repeats; all points count alike. None where no
+    point was repeated.
+    """
+    pooled: dict[Point, list[float]] = {}
+    for sample in samples:
+        pooled.setdefault(sample.point, []).extend(sample.seconds)
+    repeated = [np.array(seconds) / np.median(seconds) for seconds in pooled.values() if len(seconds) > 1]
+    if not repeated:
+        return None
+    ratios, weights = np.concatenate(repeated), np.repeat([1.0 / len(r) for r in repeated], [len(r) for r in repeated])
+    order = np.argsort(ratios)
+    below = np.cumsum(weights[order])
+    factor = ratios[order[np.searchsorted(below, coverage * below[-1] - 1e-9)]]
+    return round(float(np.average(factor / ratios, weights=weights) - 1.0), 6)

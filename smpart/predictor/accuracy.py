@@ -37,7 +37,15 @@ def errors(actual: Floats, predicted: Floats) -> Errors:
     >>> errors(np.array([1.0, 2.0, 4.0]), np.array([1.1, 2.0, 3.0]))
     Errors(median_ape=0.1, p95_ape=0.235, max_ape=0.25, cases=3)
     """
-    off = np.abs(predicted / actual - 1.0)
+    return summed_up(np.abs(predicted / actual - 1.0))
+
+
+def summed_up(off: Floats) -> Errors:
+    """Errors out of absolute percentage errors; not-a-numbers where there are none.
+
+    >>> summed_up(np.array([0.1, 0.3]))
+    Errors(median_ape=0.2, p95_ape=0.29, max_ape=0.3, cases=2)
+    """
     if not len(off):
         return Errors(float("nan"), float("nan"), float("nan"), 0)
     median, p95, worst = (round(float(x), 6) for x in (np.median(off), np.percentile(off, 95), off.max()))

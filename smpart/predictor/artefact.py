@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from smpart.cache import cache, write_whole
+from smpart.cache import cache
+from smpart.durable import make_folder, write_whole
 from smpart.errors import SmpartError, UsageError
 from smpart.profiler.fingerprint import Fingerprint
 
@@ -48,12 +49,13 @@ class Artefact:
     source: Path | None = None
 
     def save(self, path: Path) -> Path:
-        """Write it in one step (see `smpart.cache.write_whole`). Raises `SmpartError` if that fails."""
+        """Write it in one step (see `smpart.durable.write_whole`). Raises `SmpartError` if that fails."""
         fingerprint, report = (json.dumps(value, sort_keys=True) for value in (self.fingerprint.to_json(), self.report))
         arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
         metadata = {"format": _FORMAT, "schema": str(SCHEMA), "fingerprint": fingerprint, "report": report}
         metadata["sha256"] = _digest(metadata, arrays)
         try:
+            make_folder(path.parent)
             return write_whole(path, save(arrays, metadata))
         except OSError as error:
             raise SmpartError(f"profile {path} cannot be written ({error.strerror}); what was there stays") from None

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from smpart.predictor.surface import Surface
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
 
 _LOG2_E = 1.4426950408889634
 
@@ -26,15 +25,19 @@ class BothSides:
     def __init__(self, alone: Sequence[Sequence[Surface]], slower: Sequence[Sequence[Surface]]) -> None:
         self._first = [side[0] for side in alone]
         self._alone = [np.array([surface.values for surface in side]).T.copy() for side in alone]
-        self._slower, self._slower_base = _stack(slower)
+        self._alone = [
+            values.reshape(-1, first.columns, values.shape[1])
+            for values, first in zip(self._alone, self._first, strict=True)
+        ]
+        self._slower, self._base = _stack(slower)
         first = [side[0] for side in slower]
-        self._x, self._per_x = _column([s.x for s in first]), _column([s.per_x for s in first])
-        self._z, self._per_z = _column([s.z for s in first]), _column([s.per_z for s in first])
-        self._last_x, self._last_z = _column([s.last_x for s in first]), _column([s.last_z for s in first])
-        self._last_column = self._last_z - 1.0
-        columns = np.array([[s.columns] for s in first], dtype=np.intp)
-        self._columns = columns.astype(np.float64)
-        zero = np.zeros_like(columns)
+        self._start = _axes([s.x for s in first], [s.z for s in first])
+        self._per = _axes([s.per_x for s in first], [s.per_z for s in first])
+        last = [s.last_z for s in first]
+        self._least, self._most = _axes([-np.inf, -np.inf], [0.0, 0.0]), _axes([np.inf, np.inf], last)
+        self._last = _axes([s.last_x for s in first], [z - 1 for z in last])
+        columns = np.array([[s.columns] for s in first])
+        self._columns, zero = columns.astype(np.float64), np.zeros_like(columns)
         self._corners = np.array([[zero, zero + 1], [columns, columns + 1]])
 
     def seconds(self, places: Sequence[tuple[float, float]], asked: Sequence[float]) -> Floats:
@@ -44,41 +47,58 @@ class BothSides:
             places: where each side lies on its surfaces.
             asked: log2 of the bytes that each side moves.
         """
-        alone = self._alone_log(places)
-        rate = np.array([[asked[0]], [asked[1]]]) - alone * _LOG2_E
-        seconds: Floats = np.exp(alone + self._slower_log(rate))
-        return seconds
+        logs = self._alone_log(places)
+        rate = logs * -_LOG2_E
+        rate[0] += asked[0]
+        rate[1] += asked[1]
+        logs += self._slower_log(rate)
+        return np.exp(logs, out=logs)
 
     def _alone_log(self, places: Sequence[tuple[float, float]]) -> Floats:
-        logs: Floats = np.empty((2, self._alone[0].shape[1]))
+        logs: Floats = np.empty((2, self._alone[0].shape[2]))
         for side, (x, z) in enumerate(places):
-            place, across, along = self._first[side].cell(x, z)
-            values, columns = self._alone[side], self._first[side].columns
-            low = (1.0 - along) * values[place] + along * values[place + 1]
-            high = (1.0 - along) * values[place + columns] + along * values[place + columns + 1]
-            logs[side] = (1.0 - across) * low + across * high
+            row, column, across, along = self._first[side].cell(x, z)
+            corners = self._alone[side][row : row + 2, column : column + 2].reshape(4, -1)
+            near, far = 1.0 - across, 1.0 - along
+            np.dot((near * far, near * along, across * far, across * along), corners, out=logs[side])
         return logs
 
     def _slower_log(self, rate: Floats) -> Floats:
-        x = (rate - self._x) * self._per_x
-        z = (rate[::-1] - self._z) * self._per_z
-        row = np.maximum(np.minimum(np.trunc(x), self._last_x), 0.0)
-        z = np.maximum(np.minimum(z, self._last_z), 0.0)
-        column = np.minimum(np.trunc(z), self._last_column)
-        place = (row * self._columns + column).astype(np.intp) + self._slower_base
-        found = self._slower[place + self._corners]
-        low = found[:, 0]
-        low = low + (z - column) * (found[:, 1] - low)
-        logs: Floats = low[0] + (x - row) * (low[1] - low[0])
+        """By what each side asks for. Arrays are of both axes (own, neighbour's), both sides, all splits."""
+        place = rate[_OWN_AND_OTHER]
+        place -= self._start
+        place *= self._per
+        np.maximum(place, self._least, out=place)
+        np.minimum(place, self._most, out=place)
+        node = np.trunc(place)
+        np.minimum(node, self._last, out=node)
+        np.maximum(node, 0.0, out=node)
+        place -= node
+        first = node[0]
+        first *= self._columns
+        first += node[1]
+        first += self._base
+        found = self._slower.take(first.astype(np.intp) + self._corners)
+        low, high = found[:, 0], found[:, 1]
+        high -= low
+        high *= place[1]
+        low += high
+        logs: Floats = low[1] - low[0]
+        logs *= place[0]
+        logs += low[0]
         return logs
 
 
-def _stack(sides: Sequence[Sequence[Surface]]) -> tuple[Floats, Ints]:
-    """All values one behind the other; where each surface begins: intp[2, splits]."""
+_OWN_AND_OTHER = np.array([[0, 1], [1, 0]])
+
+
+def _stack(sides: Sequence[Sequence[Surface]]) -> tuple[Floats, Floats]:
+    """All values one behind the other; where each surface begins: float64[2, splits]."""
     every = [surface for side in sides for surface in side]
-    starts = np.cumsum([0, *(len(surface.values) for surface in every)])[:-1].astype(np.intp)
+    starts = np.cumsum([0, *(len(surface.values) for surface in every)])[:-1]
     return np.concatenate([np.array(surface.values) for surface in every]), starts.reshape(len(sides), -1)
 
 
-def _column(values: Sequence[float]) -> Floats:
-    return np.array(values, dtype=np.float64).reshape(-1, 1)
+def _axes(x: Sequence[float], z: Sequence[float]) -> Floats:
+    """Something of both axes and both sides: float64[2, 2, 1]."""
+    return np.array([x, z], dtype=np.float64)[:, :, None]

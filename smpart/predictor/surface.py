@@ -79,12 +79,12 @@ class Surface:
         high += z * (values[place + columns + 1] - high)
         return low + (x - row) * (high - low)
 
-    def cell(self, x: float, z: float) -> tuple[int, float, float]:
-        """The node that a place lies behind, and how far behind it on both axes, in steps."""
+    def cell(self, x: float, z: float) -> tuple[int, int, float, float]:
+        """Row and column of the node that a place lies behind, and how far behind it on both axes, in steps."""
         x = (x - self.x) * self.per_x
         z = min(max(0.0, (z - self.z) * self.per_z), self.last_z)
         row, column = max(0, min(int(x), self.last_x)), min(int(z), self.last_z - 1)
-        return row * self.columns + column, x - row, z - column
+        return row, column, x - row, z - column
 
     def blend(self, other: Surface, share: float) -> Surface:
         """A surface between this one (0) and another over the same axes (1)."""

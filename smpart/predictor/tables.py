@@ -95,12 +95,12 @@ class Tables:
             return 1.0
         own, other = self._own, self._other
         logarithm = own[2] if own[0] is shape and own[1] == units else self._log(shape, units)
-        asked = log2(self._weights + self._kv * (shape.prefill_context + shape.decode_context + prefill + decode))
         if not (other[0] is neighbour and other[1] == neighbour_units):
-            self._other = other = neighbour, neighbour_units, self._asked(neighbour, neighbour_units)
+            bytes_s = self._asked(neighbour, self._log(neighbour, neighbour_units))
+            self._other = other = neighbour, neighbour_units, bytes_s
         surfaces = self._decode_slower if decode else self._prefill_slower
         surface = surfaces.get(units) or self._between(surfaces, units)
-        return exp(surface.at(asked - logarithm * _LOG2_E, other[2]))
+        return exp(surface.at(self._asked(shape, logarithm), other[2]))
 
     def both_sides(self, step: Shape, head: Shape, splits: tuple[Split, ...]) -> Floats:
         """`seconds` times `contention` of a decode step and of a prefill beside it: float64[2, splits]."""
@@ -112,9 +112,8 @@ class Tables:
                 (self._over(self._decode_slower, decode), self._over(self._prefill_slower, prefill)),
             )
             self._both = known = splits, both
-        sizes = step.decode_context + step.decode_batch, head.prefill_context + head.prefill_tokens
-        asked = [log2(self._weights + self._kv * size) for size in sizes]
-        return known[1].seconds((_decode_place(step), _prefill_place(head)), asked)
+        moved = self._asked(step, 0.0), self._asked(head, 0.0)
+        return known[1].seconds((_decode_place(step), _prefill_place(head)), moved)
 
     def margin(self, shape: Shape, beside: bool) -> float:
         """Log of the upper bound of single runs over the expected time."""
@@ -127,10 +126,10 @@ class Tables:
             return self._margins[DECODE].nearest(*_decode_place(shape))
         return self._margins[PREFILL].nearest(*_prefill_place(shape))
 
-    def _asked(self, shape: Shape, units: int) -> float:
-        """log2 of the bytes a second that a forward moves alone."""
+    def _asked(self, shape: Shape, log_seconds: float) -> float:
+        """log2 of the bytes a second that a forward moves when it takes so long."""
         read = shape.prefill_context + shape.decode_context + shape.prefill_tokens + shape.decode_batch
-        return log2(self._weights + self._kv * read) - self._log(shape, units) * _LOG2_E
+        return log2(self._weights + self._kv * read) - log_seconds * _LOG2_E
 
     def _log(self, shape: Shape, units: int) -> float:
         """Log seconds alone."""

@@ -4,7 +4,7 @@
     DIR/samples/part-000001-000008.parquet          samples 1 to 8, in the order they were written
     DIR/lock                                        locked by the one process that writes
 
-Every file is written whole (see `smpart.profiler.durable`), and a part never changes. When there are many, they are
+Every file is written whole (see `smpart.durable`), and a part never changes. When there are many, they are
 merged: the larger part is written first, then those that lie in it are removed; parts that lie in another one count
 no more. So the samples are the same whenever the process dies.
 """
@@ -22,8 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from smpart import durable
 from smpart.errors import SmpartError, UsageError
-from smpart.profiler import durable, parts
+from smpart.profiler import parts
 from smpart.profiler.fingerprint import Fingerprint
 from smpart.profiler.parts import Part, Span
 from smpart.profiler.sample import Sample

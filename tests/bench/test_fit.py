@@ -13,7 +13,7 @@ from smpart.bench.fit import Fitted, fit_folder, last_fit
 from smpart.bench.fit_table import lines, table
 from smpart.bench.heldout import Held, Measured, accuracy, bound_of, fit, held_out, trials
 from smpart.bench.judgement import OURS, Judgement
-from smpart.bench.noise import repeat_noise
+from smpart.bench.noise import repeat_noise, tightest_bound
 from smpart.errors import SmpartError, UsageError
 from smpart.partition import Shape
 from smpart.predictor.artefact import Artefact, find
@@ -156,6 +156,17 @@ def test_noise_of_repeats_and_of_anchors() -> None:
     assert found["corun"] == pytest.approx(0.1 / 2.1, abs=1e-6)
     assert found["anchors"] == {"solo": pytest.approx(0.1 / 1.1, abs=1e-6), "corun": None}
     assert repeat_noise([sample(alone, 1.0)])["solo"] is None
+
+
+def test_the_tightest_bound_is_the_machines_own() -> None:
+    point = Point(SOLO, 1)
+    steady, once = sample(Point(SOLO, 2), *[2.0] * 99, 3.0), sample(Point(CORUN, 1), 5.0)
+    assert repeat_noise([once])["bound"] == {"solo": None, "corun": None}
+    assert tightest_bound([steady]) == pytest.approx((2 / 3 - 1) / 100, abs=1e-6)
+    assert tightest_bound([steady], 1.0) == pytest.approx((99 * 0.5 + 0.0) / 100, abs=1e-6)
+    ratios = np.array([0.9, 1.0, 1.5])
+    pooled = [sample(point, 0.9, 1.0), sample(point, 1.5), once]
+    assert tightest_bound(pooled) == pytest.approx(np.mean(1.5 / ratios) - 1.0, abs=1e-6)
 
 
 def test_a_judgement_reads_back_and_refuses_other_samples(tmp_path: Path) -> None:

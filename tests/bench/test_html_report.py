@@ -238,9 +238,11 @@ def test_calibration_takes_quantiles_from_the_other_folds() -> None:
     held = Held(np.ones(2), np.full(2, 1.2), np.ones(2), np.array([0, 1]))
     measured = Measured.of(samples)
     assert calibration(measured, held, np.array([0.5, 0.99])).tolist() == [7 / 8, 7 / 8]
-    section = bounds(Judgement(measured, {OURS: {"solo": held, "corun": "none there", "scaling": "no"}}), 0.99)
-    rows = next(block.rows for block in section.blocks if isinstance(block, Table))
-    assert rows[-1] == ["all, alone", "87.5 %", f"{100 * np.mean(1.2 / np.array([1.1] * 7 + [1.5]) - 1):.3g} %", "8"]
+    judgement = Judgement(measured, {OURS: {"solo": held, "corun": "none there", "scaling": "no"}})
+    section = bounds(judgement, 0.99, {"solo": 0.125, "corun": None})
+    *_, whole, least = next(block.rows for block in section.blocks if isinstance(block, Table))
+    assert least == ["the machine's noise alone, alone", "99 %", "12.5 %", ""]
+    assert whole == ["all, alone", "87.5 %", f"{100 * np.mean(1.2 / np.array([1.1] * 7 + [1.5]) - 1):.3g} %", "8"]
     assert any(isinstance(block, Text) and "none there" in block.text for block in section.blocks)
 
 

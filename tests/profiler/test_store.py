@@ -560,13 +560,13 @@ def test_foreign_and_misplaced_parts(profile: Path, tmp_path: Path, monkeypatch:
 
 def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / ".draft.tmp").write_text("mine")
+    (tmp_path / ".draft-1.tmp").write_text("mine")
     with Store.create(tmp_path, OURS) as made:
         (tmp_path / "samples" / ".DS_Store").write_text("mine")
         made.add([sample(0)])
     Store.create(tmp_path, OURS).close()
     assert len(Store.open(tmp_path).samples()) == 1
-    assert all((tmp_path / name).exists() for name in ("notes.txt", ".draft.tmp", "samples/.DS_Store"))
+    assert all((tmp_path / name).exists() for name in ("notes.txt", ".draft-1.tmp", "samples/.DS_Store"))
 
 
 def test_no_pyarrow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

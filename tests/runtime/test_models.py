@@ -10,7 +10,7 @@ import torch
 from smpart.errors import UsageError
 from smpart.runtime import models
 from smpart.runtime.adapter import model_shape
-from smpart.runtime.models import load_config_shape, load_model
+from smpart.runtime.models import load_config_shape, load_model, load_positions
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +37,19 @@ def test_a_folder_is_loaded_as_saved(tmp_path):
     assert tokenizer is None
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
     assert load_config_shape(str(tmp_path)) == model_shape(model) == load_config_shape("random:llama")
+
+
+@pytest.mark.parametrize("ask", [load_config_shape, load_positions])
+def test_the_embedded_model_is_prepared_with_real_tensors(ask, tmp_path, monkeypatch):
+    """Dimensions come from a model without storage; what is prepared on the way to them must not be."""
+    load_model("random:llama")[0].config.save_pretrained(tmp_path)
+
+    def prepared():
+        assert torch.ones(2).tolist() == [1.0, 1.0]
+        return tmp_path
+
+    monkeypatch.setattr(models, "_embedded", prepared)
+    assert ask(models.EMBEDDED) == ask("random:llama")
 
 
 @pytest.mark.parametrize(

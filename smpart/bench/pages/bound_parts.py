@@ -29,11 +29,12 @@ _WIDEST = 60.0
 """Percent of excess that the histogram ends at; what is beyond is counted in its last bar."""
 
 
-def bounds(judgement: Judgement, nominal: float) -> Section:
+def bounds(judgement: Judgement, nominal: float, tightest: Mapping[str, float | None]) -> Section:
     """Coverage and excess of the bounds, and whether the residuals behind them keep from fold to fold.
 
     Args:
         nominal: share of single runs that a bound promises to cover.
+        tightest: by test, the excess of a bound that covers 99 % of them and knows every median.
     """
     blocks: list[Block] = [
         Text(
@@ -45,6 +46,11 @@ def bounds(judgement: Judgement, nominal: float) -> Section:
     blocks += [missing(judgement, test) for test in _TESTS if test not in helds]
     if helds:
         rows = [row for test, held in helds.items() for row in _coverage_rows(judgement.measured, held, COMPANY[test])]
+        rows += [
+            [f"the machine's noise alone, {COMPANY[test]}", percent(0.99), percent(excess), ""]
+            for test, excess in tightest.items()
+            if excess is not None
+        ]
         blocks.append(Table(["", "covered", "mean excess", "repeats"], rows))
 
         def paint(axes: list[Axes]) -> None:

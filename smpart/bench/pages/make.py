@@ -7,7 +7,7 @@ from pathlib import Path
 
 from smpart.bench.pages.bench_page import RESULTS, bench_page
 from smpart.bench.pages.profile_page import profile_page
-from smpart.cache import write_whole
+from smpart.durable import make_folder, write_whole
 from smpart.errors import UsageError
 
 FILE = "report.html"
@@ -34,6 +34,7 @@ def write_report(folder: Path, out: Path | None = None, say: Callable[[str], Non
         )
     path = out or folder / FILE
     try:
+        make_folder(path.parent)
         return write_whole(path, page.html().encode())
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror})") from None

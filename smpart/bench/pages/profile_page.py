@@ -47,7 +47,7 @@ def profile_page(folder: Path, say: Callable[[str], None]) -> Page:
             errors_by_split(judgement),
             parity(judgement),
             slowdowns(judgement),
-            bounds(judgement, report["nominal_coverage"]),
+            bounds(judgement, report["nominal_coverage"], report["repeat_noise"]["bound"]),
             published(judgement, report["repeat_noise"]),
             noise(samples, report["repeat_noise"]),
             conditions(samples),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,28 +23,31 @@ def make_folder(folder: Path) -> None:
         _sync_folder(folder.parent)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> Path:
     """Write a file so that readers find all of `data` or what was there before; it is on the disk on return.
+
+    Several processes may write the same file at once: one of them wins. The folder must be there.
 
     Raises:
         OSError: it could not be written. Nothing is left of it then, unless the disk refuses that too. A file that
             it was to replace stays, unless the last step failed, the flush of the folder.
     """
-    temporary = _temporary(path)
+    temporary = _temporary(path, secrets.token_hex(4))
     try:
         _write(temporary, data)
         temporary.replace(path)
         temporary = path
         _sync_folder(path.parent)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
+    return path
 
 
 def sweep_out(path: Path) -> None:
     """Remove what killed writes of a file left; its name may be a pattern. Only for the one who may write there."""
-    for leftover in path.parent.glob(_temporary(path).name):
+    for leftover in path.parent.glob(_temporary(path, "*").name):
         with suppress(OSError):  # it harms nobody
             leftover.unlink()
 
@@ -69,8 +73,8 @@ def lock(path: Path, folder: Path) -> int:
     return descriptor
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
+def _temporary(path: Path, mark: str) -> Path:
+    return path.with_name(f".{path.name}-{mark}.tmp")
 
 
 def _write(path: Path, data: bytes) -> None:
