@@ -20,7 +20,7 @@ from smpart.durable import make_folder, write_whole
 from smpart.errors import SmpartError, UsageError
 from smpart.profiler.fingerprint import Fingerprint
 
-SCHEMA = 1
+SCHEMA = 2
 """Of the file's metadata and arrays: raised when older readers would misread it."""
 
 NAME = "artefact.safetensors"

@@ -19,16 +19,16 @@ class BothSides:
 
     Args:
         alone: of the decode step, then of the prefill: a surface a split, log seconds alone.
+        packed: of a prefill of many prompts, likewise.
         slower: likewise: log slowdown over what the side and its neighbour ask of the memory (log2 bytes a second).
     """
 
-    def __init__(self, alone: Sequence[Sequence[Surface]], slower: Sequence[Sequence[Surface]]) -> None:
+    def __init__(
+        self, alone: Sequence[Sequence[Surface]], packed: Sequence[Surface], slower: Sequence[Sequence[Surface]]
+    ) -> None:
         self._first = [side[0] for side in alone]
-        self._alone = [np.array([surface.values for surface in side]).T.copy() for side in alone]
-        self._alone = [
-            values.reshape(-1, first.columns, values.shape[1])
-            for values, first in zip(self._alone, self._first, strict=True)
-        ]
+        self._alone = [_grid(side) for side in alone]
+        self._packed = _grid(packed)
         self._slower, self._base = _stack(slower)
         first = [side[0] for side in slower]
         self._start = _axes([s.x for s in first], [s.z for s in first])
@@ -40,27 +40,29 @@ class BothSides:
         self._columns, zero = columns.astype(np.float64), np.zeros_like(columns)
         self._corners = np.array([[zero, zero + 1], [columns, columns + 1]])
 
-    def seconds(self, places: Sequence[tuple[float, float]], asked: Sequence[float]) -> Floats:
+    def seconds(self, places: Sequence[tuple[float, float]], packing: float, asked: Sequence[float]) -> Floats:
         """Seconds of the step and of the prefill, each beside the other: float64[2, splits].
 
         Args:
             places: where each side lies on its surfaces.
+            packing: where the prefill lies between one prompt (0) and many (1).
             asked: log2 of the bytes that each side moves.
         """
-        logs = self._alone_log(places)
+        logs = self._alone_log(places, packing)
         rate = logs * -_LOG2_E
         rate[0] += asked[0]
         rate[1] += asked[1]
         logs += self._slower_log(rate)
         return np.exp(logs, out=logs)
 
-    def _alone_log(self, places: Sequence[tuple[float, float]]) -> Floats:
+    def _alone_log(self, places: Sequence[tuple[float, float]], packing: float) -> Floats:
         logs: Floats = np.empty((2, self._alone[0].shape[2]))
         for side, (x, z) in enumerate(places):
-            row, column, across, along = self._first[side].cell(x, z)
-            corners = self._alone[side][row : row + 2, column : column + 2].reshape(4, -1)
-            near, far = 1.0 - across, 1.0 - along
-            np.dot((near * far, near * along, across * far, across * along), corners, out=logs[side])
+            cell = self._first[side].cell(x, z)
+            _look_up(self._alone[side], *cell, logs[side])
+            if side and packing:
+                many = _look_up(self._packed, *cell, np.empty_like(logs[side]))
+                logs[side] = np.log((1.0 - packing) * np.exp(logs[side]) + packing * np.exp(many))
         return logs
 
     def _slower_log(self, rate: Floats) -> Floats:
@@ -90,6 +92,18 @@ class BothSides:
 
 
 _OWN_AND_OTHER = np.array([[0, 1], [1, 0]])
+
+
+def _grid(surfaces: Sequence[Surface]) -> Floats:
+    """Values of surfaces over the same axes: float64[rows, columns, surfaces]."""
+    return np.array([surface.values for surface in surfaces]).T.copy().reshape(-1, surfaces[0].columns, len(surfaces))
+
+
+def _look_up(grid: Floats, row: int, column: int, across: float, along: float, out: Floats) -> Floats:
+    """Bilinear interpolation behind a node."""
+    corners = grid[row : row + 2, column : column + 2].reshape(4, -1)
+    near, far = 1.0 - across, 1.0 - along
+    return np.dot((near * far, near * along, across * far, across * along), corners, out=out)
 
 
 def _stack(sides: Sequence[Sequence[Surface]]) -> tuple[Floats, Floats]:

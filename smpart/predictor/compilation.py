@@ -13,7 +13,7 @@ from smpart.predictor.estimators.base import UNITS, Floats
 from smpart.predictor.estimators.contention import Contention
 from smpart.predictor.estimators.phase import DECODE, HYBRID, PREFILL, decode_place, phases, prefill_place
 from smpart.predictor.surface import Axis
-from smpart.predictor.tables import Tables
+from smpart.predictor.tables import PACKED, Tables, fewest_chunks
 from smpart.profiler.sample import COLUMNS
 
 _STEP = 0.25
@@ -53,9 +53,11 @@ def _tabulate_alone(arrays: Arrays, estimator: Contention, units: list[int], pha
     if not len(seen):
         raise ValueError(f"no {phase} was measured: nothing can be said of it")
     axes = [Axis.over(0.0, seen[:, 0].max() + _BEYOND, _STEP), Axis.over(1.0, seen[:, 1].max() + _BEYOND, _STEP)]
-    grid = _nodes(*axes)
-    rows = _prefills(grid) if phase == "prefill" else _decodes(grid)
-    _put(arrays, phase, axes, estimator.alone_.over(rows, np.array(units, dtype=np.float64)).T)
+    grid, counts = _nodes(*axes), np.array(units, dtype=np.float64)
+    rows = _prefills(grid, 1.0) if phase == "prefill" else _decodes(grid)
+    _put(arrays, phase, axes, estimator.alone_.over(rows, counts).T)
+    if phase == "prefill":
+        _put(arrays, "prefill_packed", axes, estimator.alone_.over(_prefills(grid, PACKED), counts).T)
     unsure = []
     for count in {units[0], units[len(units) // 2], units[-1]}:
         rows[:, UNITS] = count
@@ -69,15 +71,15 @@ def _nodes(x: Axis, z: Axis) -> Floats:
     return grid
 
 
-def _prefills(grid: Floats) -> Floats:
-    """Prefills at places: one prompt behind a context, or, where tokens attend to few others, several packed ones."""
+def _prefills(grid: Floats, chunks: float) -> Floats:
+    """Prefills at places: so many equal prompts, each behind a context; more where tokens attend to few others."""
     tokens, span = np.exp2(grid[:, 0]), np.maximum(np.exp2(grid[:, 1]) - 1.0, 1.0)
-    alone = (tokens + 1.0) / 2.0
+    packed = np.maximum(chunks, fewest_chunks(tokens, span))
     rows = np.zeros((len(grid), len(COLUMNS)))
     rows[:, _COLUMN["prefill_tokens"]] = tokens
-    rows[:, _COLUMN["prefill_context"]] = np.maximum(0.0, span - alone)
+    rows[:, _COLUMN["prefill_context"]] = packed * np.maximum(0.0, span - (tokens / packed + 1.0) / 2.0)
     rows[:, _COLUMN["prefill_pairs"]] = tokens * span
-    rows[:, _COLUMN["prefill_chunks"]] = np.maximum(1.0, tokens / np.maximum(1.0, 2.0 * span - 1.0))
+    rows[:, _COLUMN["prefill_chunks"]] = packed
     return rows
 
 

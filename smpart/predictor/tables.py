@@ -1,15 +1,16 @@
 """An estimator as plain arrays: what the controller asks in microseconds, without scikit-learn.
 
 Times are kept as logs over uniform grids and read by bilinear interpolation: a forward alone over its place (log2 of
-tokens, and of the tokens each of them attends to), one table a phase and number of units; the slowdown beside a
-neighbour over what both ask of the memory; a hybrid step over what its two parts take alone.
+tokens, and of the tokens each of them attends to), one table a phase and number of units; two for prefills, of one
+prompt and of many packed ones, between which seconds are interpolated; the slowdown beside a neighbour over what both
+ask of the memory; a hybrid step over what its two parts take alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import exp, log2
-from typing import Any, Self
+from math import exp, log, log2
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +21,16 @@ from smpart.predictor.both_sides import BothSides
 from smpart.predictor.surface import Axis, Surface
 
 Floats = NDArray[np.float64]
+T = TypeVar("T", float, Floats)
 
 _LOG2_E = 1.4426950408889634
 """log2(e)."""
 
 
 PREFILL, DECODE, HYBRID = "prefill", "decode", "hybrid"
+
+PACKED = 16.0
+"""Prompts in the forwards that the second table of prefills is of."""
 
 _NO_TIME = -50.0
 """Log seconds of a forward of nothing."""
@@ -56,6 +61,7 @@ class Tables:
         self.units, *self.counts = (int(count) for count in arrays["units"])
         self._weights, self._kv = float(self.model.weight_bytes), float(self.model.kv_token_bytes)
         self._prefill, self._prefill_slower = self._by_units(PREFILL), self._by_units("prefill_beside")
+        self._packed = self._by_units("prefill_packed")
         self._decode, self._decode_slower = self._by_units(DECODE), self._by_units("decode_beside")
         self._hybrid = self._surface(HYBRID, arrays[HYBRID])
         self._margins = {phase: self._surface(phase, arrays[f"{phase}_margin"]) for phase in (PREFILL, DECODE, HYBRID)}
@@ -109,11 +115,12 @@ class Tables:
             decode, prefill = [split.decode for split in splits], [split.prefill for split in splits]
             both = BothSides(
                 (self._over(self._decode, decode), self._over(self._prefill, prefill)),
+                self._over(self._packed, prefill),
                 (self._over(self._decode_slower, decode), self._over(self._prefill_slower, prefill)),
             )
             self._both = known = splits, both
         moved = self._asked(step, 0.0), self._asked(head, 0.0)
-        return known[1].seconds((_decode_place(step), _prefill_place(head)), moved)
+        return known[1].seconds((_decode_place(step), _prefill_place(head)), _packing(head), moved)
 
     def margin(self, shape: Shape, beside: bool) -> float:
         """Log of the upper bound of single runs over the expected time."""
@@ -138,8 +145,7 @@ class Tables:
             prefill, decode = self._parts(shape, units)
             return prefill / _LOG2_E + self._hybrid.at(prefill, decode)
         if tokens:
-            surface = self._prefill.get(units) or self._between(self._prefill, units)
-            return surface.at(log2(tokens), log2(1.0 + shape.prefill_pairs / tokens))
+            return self._prefill_log(shape, units)
         if rows:
             surface = self._decode.get(units) or self._between(self._decode, units)
             return surface.at(log2(rows), log2(1.0 + shape.decode_context / rows))
@@ -147,9 +153,19 @@ class Tables:
 
     def _parts(self, shape: Shape, units: int) -> tuple[float, float]:
         """log2 seconds of both parts of a hybrid step, each alone."""
-        prefill = self._prefill.get(units) or self._between(self._prefill, units)
         decode = self._decode.get(units) or self._between(self._decode, units)
-        return prefill.at(*_prefill_place(shape)) * _LOG2_E, decode.at(*_decode_place(shape)) * _LOG2_E
+        return self._prefill_log(shape, units) * _LOG2_E, decode.at(*_decode_place(shape)) * _LOG2_E
+
+    def _prefill_log(self, shape: Shape, units: int) -> float:
+        """Log seconds of the prefill part alone."""
+        tokens = shape.prefill_tokens
+        x, z = log2(tokens), log2(1.0 + shape.prefill_pairs / tokens)
+        one = (self._prefill.get(units) or self._between(self._prefill, units)).at(x, z)
+        if shape.prefill_chunks <= 1:
+            return one
+        many = (self._packed.get(units) or self._between(self._packed, units)).at(x, z)
+        share = _packing(shape)
+        return log((1.0 - share) * exp(one) + share * exp(many))
 
     def _over(self, surfaces: dict[int, Surface], counts: Sequence[int]) -> list[Surface]:
         """A surface for each number of units."""
@@ -166,6 +182,19 @@ class Tables:
 
 def _prefill_place(shape: Shape) -> tuple[float, float]:
     return log2(shape.prefill_tokens), log2(1.0 + shape.prefill_pairs / shape.prefill_tokens)
+
+
+def fewest_chunks(tokens: T, span: T) -> T:
+    """Equal prompts that tokens are of at least if each attends to `span` others on average and none has a context."""
+    return tokens / (2.0 * span - 1.0)
+
+
+def _packing(shape: Shape) -> float:
+    """Where between one prompt (0) and `PACKED` ones (1) a prefill lies."""
+    if shape.prefill_chunks <= 1:
+        return 0.0
+    least = max(1.0, fewest_chunks(shape.prefill_tokens, max(1.0, shape.prefill_pairs / shape.prefill_tokens)))
+    return min(1.0, max(0.0, (shape.prefill_chunks - least) / (PACKED - least))) if least < PACKED else 0.0
 
 
 def _decode_place(shape: Shape) -> tuple[float, float]:

@@ -40,6 +40,7 @@ def tables(
             "model": np.array(astuple(model), dtype=np.int64),
             "units": np.array([device.units, *counts], dtype=np.int64),
             "prefill": np.array(prefill), "prefill_axes": axes(tokens, reach), "prefill_margin": flat,
+            "prefill_packed": np.array(prefill), "prefill_packed_axes": axes(tokens, reach),
             "decode": np.array(decode), "decode_axes": axes(tokens, reach), "decode_margin": flat,
             "hybrid": np.array(both), "hybrid_axes": axes(parts, parts),
             "hybrid_margin": np.full((parts.count, parts.count), MARGIN),

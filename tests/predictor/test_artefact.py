@@ -79,7 +79,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path) -> None:
         Artefact.load(path)
 
 
-@pytest.mark.parametrize(("schema", "message"), [("2", "newer smpart.*upgrade"), ("0", "older.*smpart fit")])
+@pytest.mark.parametrize(("schema", "message"), [("3", "newer smpart.*upgrade"), ("1", "older.*smpart fit")])
 def test_other_versions_are_refused(made: Artefact, tmp_path: Path, schema: str, message: str) -> None:
     with safe_open(made.save(tmp_path / NAME), framework="numpy") as opened:
         metadata = opened.metadata()

@@ -19,9 +19,11 @@ SPLITS = tuple(split for split in BACKEND.splits() if not split.exclusive)
 MADE = tables(MODEL, BACKEND.device(), (16, 64, 132))
 for name in ("prefill_beside", "decode_beside"):
     MADE.arrays()[name] += np.linspace(0.0, 0.5, 27).reshape(3, 3, 3)
+MADE.arrays()["prefill_packed"][...] += 0.2
 MADE = type(MADE)(MADE.arrays())
 STEPS = st.builds(lambda rows, each: Shape.decode(rows, rows * each), st.integers(1, 4000), st.integers(1, 200_000))
-HEADS = st.builds(lambda new, old: Shape.prefill([(new, old)]), st.integers(1, 200_000), st.integers(0, 200_000))
+CHUNKS = st.tuples(st.integers(1, 100_000), st.integers(0, 200_000))
+HEADS = st.lists(CHUNKS, min_size=1, max_size=24).map(Shape.prefill)
 
 
 @settings(max_examples=60)

@@ -220,6 +220,15 @@ def test_tables_say_what_the_estimator_says(made: Contention, tables: Tables) ->
     assert found.max_ape < 0.04
 
 
+@pytest.mark.parametrize("count", [2, 4, 16])
+@pytest.mark.parametrize("chunk", [(2, 700), (40, 0), (300, 1000)])
+def test_tables_tell_packed_prompts_from_one(
+    made: Contention, tables: Tables, chunk: tuple[int, int], count: int
+) -> None:
+    packed = Shape.prefill([chunk] * count)
+    assert tables.seconds(packed, 48) == pytest.approx(made.predict(matrix([Point(packed, 48)]))[0], rel=0.02)
+
+
 def test_tables_keep_the_bound(made: Contention, tables: Tables) -> None:
     points = fresh(7)
     upper = np.array(
