@@ -205,7 +205,9 @@ def bench(
     backend: Backend = "auto",
     slo: Annotated[str | None, typer.Option(help="ttft=MS,tpot=MS[,itl=MS]; fitted to the machine by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for JSON, Parquet, plots and the configuration.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second; arrivals are rescaled.")] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Requests per second, or several, comma-separated; arrivals are rescaled.")
+    ] = None,
     speedup: Annotated[float, typer.Option(help="Multiple of the load's own rate.")] = 1.0,
     limit: Annotated[int | None, typer.Option(help="First N requests (synthetic: how many).")] = None,
     scale: Annotated[float, typer.Option(help="Multiply all prompt and output lengths, for slow machines.")] = 1.0,
@@ -215,8 +217,9 @@ def bench(
     time_unit: Annotated[str, typer.Option(help="What a trace's numeric times are in: auto, ms, s.")] = "auto",
     capacity: Annotated[bool, typer.Option("--capacity", help="Search for the highest rate that holds.")] = False,
     attainment: Annotated[
-        float, typer.Option(help="Share of requests that must meet every objective at capacity.")
-    ] = 0.9,
+        str, typer.Option(help="Share of requests that must meet every objective at capacity; or several.")
+    ] = "0.9",
+    jobs: Annotated[int, typer.Option(help="Processes that share runs in virtual time; 0: one a core.")] = 0,
     seed: Seed = 0,
     repeat: Annotated[int, typer.Option(help="Replays of each policy, on seeds SEED, SEED+1, ...")] = 1,
     dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
@@ -224,8 +227,10 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Replay a load under several policies, in real or virtual time, and compare."""
-    from smpart.bench.bench import Bench, Options
+    from smpart.bench.bench import Bench, Options, numbers
+    from smpart.bench.capacity import at_capacity
     from smpart.bench.console import Display
+    from smpart.bench.crew import crew
     from smpart.bench.output import Output
     from smpart.bench.source import TraceOptions
     from smpart.engine.deployment import Deployment
@@ -234,14 +239,17 @@ def bench(
     source = TraceOptions(trace, limit, scale, clip, time_unit, seed)
     policies = tuple(p.strip() for p in policy.split(","))
     objectives = None if slo is None else SLO.parse(slo)
-    options = Options(policies, source, objectives, rate, speedup, repeat, capacity, attainment)
+    rates, shares = numbers("--rate", rate), numbers("--attainment", attainment)
+    options = Options(policies, source, objectives, rates, speedup, repeat, capacity, shares, jobs)
     options.check()
     display = Display(live=not as_json)
     config = {"model": model, "backend": backend, "dtype": dtype, "profile": profile, "options": asdict(options)}
     output = Output("bench", as_json, out, config, display)
     output.check()
     with Deployment.open(model, backend=backend, dtype=dtype, profile=profile) as deployment:
-        runs = list(Bench(deployment, options, display.say, display.watch).runs())
+        made = Bench(deployment, options, display.say, display.watch)
+        with crew(made, display.say) as workers:
+            runs = list(at_capacity(made, workers, display.say) if capacity else workers.runs(made.tasks()))
         title = f"{model} on {deployment.backend}, {Path(trace).name}"
         output.report(runs, deployment.device, title, profile=deployment.profile_facts)
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from smpart.bench.bench import Bench, Task
+from smpart.bench.crew import Crew
+from smpart.bench.metrics import attainment, backlog_grows
+from smpart.bench.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +62,42 @@ def search(
             high = rate
         rate = 2.0 * low if math.isinf(high) else high / 2.0 if low == 0.0 else math.sqrt(low * high)
     return Capacity(low, tuple(trials))
+
+
+def at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None]) -> Iterator[Run]:
+    """Each policy's run at its capacity (the first target's; at the lowest rate tried if none held).
+
+    Several policies are searched at once if the crew makes several runs at once.
+    """
+    policies = bench.options.policies
+    if crew.parallel == 1:
+        yield from (_at_capacity(bench, crew, say, policy) for policy in policies)
+        return
+    with ThreadPoolExecutor(len(policies)) as threads:
+        yield from threads.map(lambda policy: _at_capacity(bench, crew, say, policy), policies)
+
+
+def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: str) -> Run:
+    options, trials = bench.options, dict[float, Trial]()
+    seeds = range(options.source.seed, options.source.seed + options.repeat)
+
+    def attempt(rate: float) -> Trial:
+        if rate not in trials:
+            shares, growing = [], 0
+            for made in crew.runs([Task(policy, rate, seed) for seed in seeds]):
+                shares.append(attainment(made.replay, made.slo))
+                growing += backlog_grows(made.replay)
+            trials[rate] = trial = Trial(rate, fmean(shares), 2 * growing > len(shares))
+            queue = "the queue grows" if trial.grows else "the queue does not grow"
+            say(f"{policy} at {rate:.4g} req/s: attainment {trial.attainment:.1%}, {queue}")
+        return trials[rate]
+
+    found: dict[float, float] = {}
+    for target in options.attainment:
+        guess = next((rate for rate in found.values() if rate), bench.load.rate)
+        found[target] = search(attempt, guess, target=target).rate
+    rate = found[options.attainment[0]]
+    (best,) = crew.runs([Task(policy, rate or min(trials), seeds[0])])
+    tried = [{"rate": t.rate, "slo_attainment": t.attainment, "queue_grows": t.grows} for t in trials.values()]
+    capacities = {f"{target:g}": held for target, held in found.items()}
+    return replace(best, record={**best.record, "capacity_rps": rate, "capacities": capacities, "trials": tried})

@@ -59,8 +59,9 @@ class Output:
     def report(self, runs: Sequence[Run], device: Device, title: str, **more: object) -> None:
         """Print and write what `runs` gave; `more` goes into the JSON."""
         results = document(self.command, host(), [run.record for run in runs], **more)
-        view = table([run.record for run in runs], title)
-        (self.display.console if self.as_json else Console()).print(view)
+        console = self.display.console if self.as_json else Console()
+        for part, name in _by_rate(runs, title):
+            console.print(table([run.record for run in part], name))
         if self.folder is not None:
             paths = [*write(self.folder, results, runs, self.config), *self._pictures(self.folder, runs, device, title)]
             self.display.say("written: " + ", ".join(map(str, paths)))
@@ -68,12 +69,23 @@ class Output:
             print_json(results)
 
     def _pictures(self, folder: Path, runs: Sequence[Run], device: Device, title: str) -> list[Path]:
-        paths = [folder / name for name in ("lanes.png", "goodput.png", "latencies.png")]
+        paths = [folder / name for name in ("lanes.png", "goodput.png", "latencies.png", "shares.png")]
         units = "core" if device.kind == "cpu" else "SM"
         plots.lanes(contrast(runs), device.units, units, paths[0], title)
         plots.goodput(runs, paths[1], title)
         plots.latencies(runs, paths[2], title)
+        plots.shares(contrast(runs), device.units, units, paths[3], title)
         return paths
+
+
+def _by_rate(runs: Sequence[Run], title: str) -> list[tuple[list[Run], str]]:
+    """The runs rate by rate, where every policy was run at the same several rates; else all together."""
+    rates = list(dict.fromkeys(run.record["rate"] for run in runs))
+    parts = [[run for run in runs if run.record["rate"] == rate] for rate in rates]
+    policies = {run.policy for run in runs}
+    if len(parts) == 1 or any({run.policy for run in part} != policies for part in parts):
+        return [(list(runs), title)]
+    return [(part, f"{title}, {rate:g} req/s") for part, rate in zip(parts, rates, strict=True)]
 
 
 def contrast(runs: Sequence[Run]) -> list[Run]:

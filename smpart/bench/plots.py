@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from smpart.bench.metrics import itl_ms, ttft_ms
 from smpart.bench.run import Run
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 COLOURS = {"prefill": "#E69F00", "decode": "#0072B2", "hybrid": "#009E73"}
 _POLICY_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _INK, _LATE = "#222222", "#D55E00"
+_BINS = 200
+"""Moments of a whole run that its picture tells apart."""
 _WINDOW_SPANS = 260
 """Spans that one picture can show apart; of a longer run the window around the worst stutter is shown."""
 
@@ -156,7 +159,13 @@ def _legend() -> list[Any]:
 
 
 def goodput(runs: Sequence[Run], path: Path, title: str) -> None:
-    """Goodput of each policy: the median of its runs as a bar, each run as a dot."""
+    """Goodput and attainment of each policy against the rate: the median of its runs, each run as a dot.
+
+    Where all were run at one rate, as bars.
+    """
+    if len({run.record["rate"] for run in runs}) > 1:
+        _goodput_by_rate(runs, path, title)
+        return
     canvas, (axis,) = figure(1, [1], (7, 4))
     by_policy: dict[str, list[float]] = {}
     for run in runs:
@@ -173,6 +182,56 @@ def goodput(runs: Sequence[Run], path: Path, title: str) -> None:
     axis.margins(y=0.15)
     axis.set_title(title, loc="left", fontsize=10)
     canvas.savefig(path)
+
+
+def _goodput_by_rate(runs: Sequence[Run], path: Path, title: str) -> None:
+    canvas, axes = figure(2, [1, 1], (7, 7))
+    names = (("goodput_rps", 1.0, "requests/s that met every objective"), ("slo_attainment", 100.0, "met all (%)"))
+    for policy, colour in zip(dict.fromkeys(r.policy for r in runs), _POLICY_COLOURS * len(runs), strict=False):
+        mine = [run.record for run in runs if run.policy == policy]
+        for axis, (key, factor, label) in zip(axes, names, strict=True):
+            dots: Any = np.array([[record["rate"], record[key]] for record in mine], dtype=np.float64)
+            rates = np.unique(dots[:, 0])
+            middle = [factor * float(np.median(dots[dots[:, 0] == rate, 1])) for rate in rates]
+            axis.plot(rates, middle, color=colour, label=policy)
+            axis.scatter(dots[:, 0], factor * dots[:, 1], color=colour, s=14, zorder=3)
+            axis.set_ylabel(label)
+            axis.grid(alpha=0.25)
+    axes[0].axline((0.0, 0.0), slope=1.0, color=_INK, linewidth=0.8, linestyle="--")
+    axes[0].set_xlim(0.0, None)
+    axes[0].set_ylim(0.0, None)
+    axes[0].legend(frameon=False, fontsize=9)
+    axes[0].set_title(title, loc="left", fontsize=10)
+    axes[-1].set_xlabel("requests/s that arrive")
+    canvas.savefig(path)
+
+
+def shares(runs: Sequence[Run], units: int, unit_name: str, path: Path, title: str) -> None:
+    """How each run shared the device out over its whole length: unit-seconds of each kind of work, stacked.
+
+    Args:
+        units: units of the whole device.
+        unit_name: what a unit is called: core, SM.
+    """
+    canvas, axes = figure(len(runs), [1] * len(runs), (10, 1.0 + 2.2 * len(runs)))
+    for axis, run in zip(axes, runs, strict=True):
+        edges = np.linspace(0.0, max(run.replay.seconds, 1e-9), _BINS + 1)
+        stack = [_unit_seconds(run, kind, edges) / np.diff(edges) for kind in COLOURS]
+        axis.stackplot(edges[:-1], *stack, step="post", colors=list(COLOURS.values()), labels=list(COLOURS))
+        axis.set(ylim=(0, units), ylabel=f"{unit_name}s at work", title=run.policy)
+    axes[0].legend(frameon=False, fontsize=9, loc="upper right")
+    axes[-1].set_xlabel("seconds since the first arrival")
+    canvas.suptitle(title, fontsize=12, x=0.01, ha="left", weight="bold")
+    canvas.savefig(path)
+
+
+def _unit_seconds(run: Run, kind: str, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Unit-seconds of one kind of work in each bin: differences of the sum up to each edge."""
+    spans = [span for span in run.replay.log.spans if span.kind == kind]
+    times = np.array([(s.started, s.finished, s.split.units(s.side)) for s in spans], dtype=np.float64).reshape(-1, 3)
+    started, finished, weight = (times - [run.replay.started, run.replay.started, 0.0]).T
+    done = [float(np.sum(weight * np.clip(edge - started, 0.0, finished - started))) for edge in edges]
+    return np.diff(done)
 
 
 def latencies(runs: Sequence[Run], path: Path, title: str) -> None:

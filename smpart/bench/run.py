@@ -34,7 +34,6 @@ def run(
     seed: int,
     spec: str | None = None,
     watch: Callable[[Status], None] | None = None,
-    capacity_rps: float | None = None,
 ) -> Run:
     """Replay `jobs` (the prompts of `load`) under one policy on a fresh core.
 
@@ -54,7 +53,7 @@ def run(
         "seed": seed,
         "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "itl_ms": slo.itl_ms},
         **summarise(result, slo),
-        "capacity_rps": capacity_rps,
+        "capacity_rps": None,
         "virtual": deployment.virtual,
         "drifted": core.drifted,
     }

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from smpart.bench.bench import Bench, Options
+from smpart.bench.crew import Alone
 from smpart.bench.gpu_check.record import CUDA, Figures, Record, Setting
 from smpart.bench.gpu_check.rig import chosen, random_llama
 from smpart.bench.gpu_check.stages.tokens import deploy
@@ -35,7 +36,7 @@ def measure(setting: Setting, record: Record) -> None:
     runs: list[Figures] = []
     with deploy(model, kv, setting) as deployment:
         bench = Bench(deployment, options, lambda line: _say(record, said, line), _quiet)
-        for run in bench.runs():
+        for run in Alone(bench, lambda line: _say(record, said, line)).runs(bench.tasks()):
             runs.append(run.record)
             record.put(runs=runs, **compare(runs))
     record.require(len(runs) == 2 * options.repeat, f"{len(runs)} runs were done")

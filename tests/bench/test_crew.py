@@ -1,0 +1,106 @@
+"""Runs of a bench: the same whoever makes them; rates swept; capacities searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from smpart.bench.bench import Bench, Options, Task, Watch
+from smpart.bench.capacity import at_capacity
+from smpart.bench.crew import Alone, Processes, crew
+from smpart.bench.output import _by_rate
+from smpart.bench.run import Run
+from smpart.bench.source import TraceOptions
+from smpart.engine.deployment import Deployment
+from smpart.errors import SmpartError, UsageError
+from smpart.scheduler.slo import SLO
+
+SOURCE = TraceOptions("synth:chat", limit=8)
+OBJECTIVES = SLO(ttft_ms=500, tpot_ms=50)
+
+
+@contextmanager
+def unwatched(title: str) -> Iterator[Watch]:
+    yield lambda status: None
+
+
+@contextmanager
+def opened(**options: object) -> Iterator[tuple[Bench, list[str]]]:
+    said: list[str] = []
+    asked = {"policies": ("chunked:256", "static:96/36"), "source": SOURCE, "slo": OBJECTIVES, "rates": (4.0,)}
+    with Deployment.open("llama-3.1-8b", backend="sim:h100", dtype="bfloat16", profile="none") as deployment:
+        made = Bench(deployment, Options(**{**asked, **options}), said.append, unwatched)  # type: ignore[arg-type]
+        yield made, said
+
+
+def times(run: Run) -> list[float]:
+    """When every token came. Virtual clocks that began at other moments differ in the last digits."""
+    return [moment for served in run.replay.served for moment in served.times_s]
+
+
+def test_processes_make_the_runs_that_one_process_makes() -> None:
+    with opened(rates=(4.0, 8.0), repeat=2, jobs=2) as (bench, said):
+        tasks = list(bench.tasks())
+        assert tasks[:3] == [Task("chunked:256", 4.0, 0), Task("static:96/36", 4.0, 0), Task("chunked:256", 4.0, 1)]
+        assert len(tasks) == 8
+        alone = list(Alone(bench, said.append).runs(tasks))
+        here = said.copy()
+        said.clear()
+        with crew(bench, said.append) as workers:
+            assert isinstance(workers, Processes) and workers.parallel == 2
+            apart = list(workers.runs(tasks))
+    for mine, theirs in zip(apart, alone, strict=True):
+        assert (mine.policy, mine.seed, mine.record["rate"]) == (theirs.policy, theirs.seed, theirs.record["rate"])
+        assert times(mine) == pytest.approx(times(theirs), rel=1e-6)
+    assert said == here[-8:] and "chunked:256 at 4 req/s, seed 0: 8 requests" in said[0]
+
+
+def test_rates_are_told_apart() -> None:
+    with opened(rates=(4.0, 8.0), jobs=1) as (bench, said):
+        with crew(bench, said.append) as workers:
+            runs = list(workers.runs(bench.tasks()))
+    parts = _by_rate(runs, "title")
+    assert [(len(part), name) for part, name in parts] == [(2, "title, 4 req/s"), (2, "title, 8 req/s")]
+    assert _by_rate(runs[:3], "title") == [(runs[:3], "title")]
+
+
+def test_capacities_of_several_targets_share_their_trials() -> None:
+    with opened(capacity=True, attainment=(0.9, 0.99), repeat=2, jobs=1) as (bench, said):
+        with crew(bench, said.append) as workers:
+            for run in at_capacity(bench, workers, said.append):
+                held = run.record["capacities"]
+                assert set(held) == {"0.9", "0.99"} and held["0.99"] <= held["0.9"] == run.record["capacity_rps"]
+                tried = [trial["rate"] for trial in run.record["trials"]]
+                assert len(set(tried)) == len(tried) and held["0.9"] in tried
+                assert run.record["rate"] == pytest.approx(held["0.9"], rel=1e-5)
+
+
+def test_a_process_that_dies_ends_it_in_one_line() -> None:
+    with opened(jobs=2) as (bench, said), crew(bench, said.append) as workers:
+        assert isinstance(workers, Processes)
+        workers._pool.submit(_die)
+        with pytest.raises(SmpartError, match="a process of the bench died"):
+            list(workers.runs(bench.tasks()))
+
+
+def _die() -> None:
+    import os
+
+    os._exit(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rates": (4.0, 4.0)}, "named twice"),
+        ({"rates": (4.0, 8.0), "capacity": True}, "--capacity chooses the rates"),
+        ({"attainment": (0.9, 1.5)}, "--attainment 0.9,1.5"),
+        ({"attainment": ()}, "--attainment"),
+        ({"jobs": -1}, "--jobs -1"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Options(("chunked",), SOURCE, **options)  # type: ignore[arg-type]
