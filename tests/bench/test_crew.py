@@ -58,23 +58,22 @@ def test_processes_make_the_runs_that_one_process_makes() -> None:
 
 
 def test_rates_are_told_apart() -> None:
-    with opened(rates=(4.0, 8.0), jobs=1) as (bench, said):
-        with crew(bench, said.append) as workers:
-            runs = list(workers.runs(bench.tasks()))
+    with opened(rates=(4.0, 8.0), jobs=1) as (bench, said), crew(bench, said.append) as workers:
+        runs = list(workers.runs(bench.tasks()))
     parts = _by_rate(runs, "title")
     assert [(len(part), name) for part, name in parts] == [(2, "title, 4 req/s"), (2, "title, 8 req/s")]
     assert _by_rate(runs[:3], "title") == [(runs[:3], "title")]
 
 
 def test_capacities_of_several_targets_share_their_trials() -> None:
-    with opened(capacity=True, attainment=(0.9, 0.99), repeat=2, jobs=1) as (bench, said):
-        with crew(bench, said.append) as workers:
-            for run in at_capacity(bench, workers, said.append):
-                held = run.record["capacities"]
-                assert set(held) == {"0.9", "0.99"} and held["0.99"] <= held["0.9"] == run.record["capacity_rps"]
-                tried = [trial["rate"] for trial in run.record["trials"]]
-                assert len(set(tried)) == len(tried) and held["0.9"] in tried
-                assert run.record["rate"] == pytest.approx(held["0.9"], rel=1e-5)
+    asked = opened(capacity=True, attainment=(0.9, 0.99), repeat=2, jobs=1)
+    with asked as (bench, said), crew(bench, said.append) as workers:
+        for run in at_capacity(bench, workers, said.append):
+            held = run.record["capacities"]
+            assert set(held) == {"0.9", "0.99"} and held["0.99"] <= held["0.9"] == run.record["capacity_rps"]
+            tried = [trial["rate"] for trial in run.record["trials"]]
+            assert len(set(tried)) == len(tried) and held["0.9"] in tried
+            assert run.record["rate"] == pytest.approx(held["0.9"], rel=1e-5)
 
 
 def test_a_process_that_dies_ends_it_in_one_line() -> None:
