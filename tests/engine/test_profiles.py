@@ -133,13 +133,20 @@ class Said:
 @pytest.mark.parametrize(
     ("margin", "took_ms", "stands"),
     [(0.02, (11.0,), True), (0.02, (8.0,), False), (0.02, (13.0,), False), (0.5, (13.0,), True),
-     (0.02, (30.0, 10.5, 9.8), True), (0.02, (30.0, 30.0, 10.0), False)],
+     (0.02, (30.0, 10.5, 9.8), True), (0.02, (30.0, 30.0, 10.0), False), (9.0, (29.0,), True), (9.0, (31.0,), False)],
 )  # fmt: skip
 def test_what_contradicts_a_profile(margin: float, took_ms: tuple[float, ...], stands: bool) -> None:
     probes = [Probe(Shape.decode(3, 30), 2, Shape(), ms / 1e3) for ms in took_ms]
     said = contradiction(Said(margin), probes)
     assert (said is None) == stands
-    assert stands or "a decode step of 3 on 2 units takes" in said
+    assert stands or "a decode step of 3 on 2 units takes" in said.words
+
+
+def test_the_gravest_contradiction_is_told() -> None:
+    probes = [Probe(Shape.decode(rows, 30), 2, Shape(), ms / 1e3) for rows, ms in ((1, 14.0), (2, 2.0), (3, 30.0))]
+    found = contradiction(Said(0.02), probes)
+    assert found.factor == pytest.approx(5.0) and found.grave and "a decode step of 2 on 2 units" in found.words
+    assert not contradiction(Said(0.02), probes[:1]).grave
 
 
 # ---- on the machine itself
@@ -161,7 +168,8 @@ def true(model) -> Iterator[Artefact]:
         )
 
 
-def test_wrap_finds_it_and_serves(model, true: Artefact) -> None:
+def test_wrap_finds_it_and_serves(model, true: Artefact, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("smpart.engine.profiles._GRAVE", 1e9)  # however busy the machine has become meanwhile
     true.install()
     with smpart.wrap(model, kv=SMALL, backend="cores") as engine:
         assert engine.deployment.profile is not None
@@ -180,6 +188,17 @@ def test_wrap_warns_of_one_that_is_no_longer_true(model, true: Artefact, caplog:
         assert engine.drifted is not None and "x what the profile says" in engine.drifted
         assert len(engine.deployment.probes) == 9, "asked again before it was said"
     assert "run `smpart profile` again" in caplog.text
+
+
+def test_an_installed_one_that_is_of_no_use_is_not_used(
+    model, true: Artefact, caplog: pytest.LogCaptureFixture
+) -> None:
+    wild = {name: array + math.log(1000.0) if name == "prefill" else array for name, array in true.arrays.items()}
+    Artefact(true.fingerprint, wild, true.report).install()
+    with smpart.wrap(model, kv=SMALL, backend="cores") as engine:
+        assert engine.deployment.profile is None and engine.drifted is None
+        assert isinstance(engine.core.state.predictor.prior, RooflinePrior)
+    assert "profile auto: going on without" in caplog.text
 
 
 def test_wrap_refuses_that_of_another_machine(model, made: Artefact) -> None:
