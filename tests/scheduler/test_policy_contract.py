@@ -13,7 +13,10 @@ from smpart.scheduler import SLO, make_policy, policy_names
 from tests.scheduler.double import Ask, Double, Oracle, cpu_cost, goodput, gpu_cost
 from tests.scheduler.still import begun, crowd, decoding, still, waiting
 
-POLICIES = ["chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse"]
+POLICIES = [
+    "chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse", "pdmux", "pdmux:112/20@1+104/28@5",
+    "muxwise",
+]  # fmt: skip
 
 
 class Flat:
@@ -71,7 +74,7 @@ def test_every_request_ends_and_no_rule_is_broken(name, asks, blocks, slots, lea
         assert not told.refused or name == "smpart:refuse"
 
 
-@pytest.mark.parametrize("name", ["chunked", "mixed", "static:96/36", "smpart"])
+@pytest.mark.parametrize("name", ["chunked", "mixed", "static:96/36", "smpart", "pdmux", "muxwise"])
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000))
 def test_no_moment_makes_a_policy_raise(name: str, seed: int) -> None:
