@@ -15,7 +15,7 @@ from tests.scheduler.still import begun, crowd, decoding, still, waiting
 
 POLICIES = [
     "chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse", "pdmux", "pdmux:112/20@1+104/28@5",
-    "muxwise",
+    "muxwise", "chunked+slack", "nexus", "bullet",
 ]  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_every_request_ends_and_no_rule_is_broken(name, asks, blocks, slots, lea
         assert not told.refused or name == "smpart:refuse"
 
 
-@pytest.mark.parametrize("name", ["chunked", "mixed", "static:96/36", "smpart", "pdmux", "muxwise"])
+@pytest.mark.parametrize("name", [name.replace("1/1", "96/36") for name in POLICIES])
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000))
 def test_no_moment_makes_a_policy_raise(name: str, seed: int) -> None:

@@ -11,7 +11,7 @@ from smpart.errors import UsageError
 from smpart.partition import Shape, Split
 from smpart.partition.feasible import feasible_splits
 from smpart.predictor.estimate import NOTHING, Estimate
-from smpart.scheduler import SLO, make_policy
+from smpart.scheduler import SLO, Snapshot, make_policy
 from smpart.scheduler.plan import ResumePrefill, StartPrefill
 from smpart.scheduler.policies.muxwise import ladder
 from smpart.scheduler.policies.pdmux import table
@@ -170,3 +170,129 @@ def test_muxwise_preempts_for_a_batch_that_would_be_late_if_the_victim_can_still
     assert isinstance(plan(9.0), StartPrefill)
     assert isinstance(plan(2.0), ResumePrefill)
     assert plan(9.0, forwards=2).forward == 2, "nobody preempts a batch that preempts"
+
+
+# ---- chunked+slack: ours, on hybrid steps
+
+
+def test_chunked_slack_cuts_the_chunk_to_the_readers_time() -> None:
+    predictor = Phases(lambda shape, _: shape.prefill_tokens / 1e4, lambda *_: 0.01)
+
+    def tokens(tpot: float, **queue) -> int:
+        rows = [decoding(100, tpot=tpot, itl=2 * tpot, outputs=1, first_token=1.0, last_token=1.0)]
+        slo = SLO(1000, 1e3 * tpot)
+        plan = make_policy("chunked+slack", slo=slo).plan(still([*rows, waiting(5000, **queue)], predictor=predictor))
+        assert plan.split == Split(0, 132)
+        assert len(plan.step.rows) == 1
+        return sum(piece.length for piece in plan.step.pieces)
+
+    assert tokens(0.05, ttft_deadline=9.0) == pytest.approx(1e4 * (0.05 - 0.01), rel=0.15)
+    assert tokens(0.1, ttft_deadline=9.0) == pytest.approx(1e4 * (0.1 - 0.01), rel=0.15)
+    assert tokens(0.05, ttft_deadline=1.61) > 1.3 * tokens(0.05, ttft_deadline=9.0), "slack is lent to a late prompt"
+
+
+def test_chunked_slack_takes_prompts_in_the_order_of_the_backlog() -> None:
+    predictor = Phases(lambda shape, _: shape.prefill_tokens / 1e4, lambda *_: 0.01)
+    rows = [waiting(9000, ttft_deadline=9.0), waiting(100, ttft_deadline=1.2)]
+    plan = make_policy("chunked+slack").plan(still(rows, predictor=predictor))
+    assert [piece.row for piece in plan.step.pieces] == [1, 0]
+
+
+# ---- Nexus
+
+
+def hundred(**rest) -> dict:
+    return {"units": 100, "step": 1, "split": Split(0, 100)} | rest
+
+
+NEXUS = {
+    "smooth": Phases(lambda _, r: 10_000 / r, lambda _, r: 6 + 400 / r),
+    "flat": Phases(lambda _, r: 100 * max(1, 80 / r), lambda _, r: 10 * max(1, 40 / r)),
+}
+
+
+@pytest.mark.parametrize(
+    ("curves", "free", "split"),
+    [("smooth", 10_000, "20/80"), ("smooth", 1, "77/23"), ("flat", 10_000, "63/37"), ("flat", 1, "62/38")],
+)
+def test_nexus_gives_its_target_all_that_the_other_phase_can_spare(curves: str, free: int, split: str) -> None:
+    rows = [decoding(100), decoding(200), waiting(10)]
+    plan = make_policy("nexus").plan(still(rows, predictor=NEXUS[curves], free_blocks=free, **hundred()))
+    assert str(plan.split) == split
+    assert plan.prefill.layers is None
+
+
+@pytest.mark.parametrize(("decode_saturates", "split"), [(49, "50/50"), (48, "56/44")])
+def test_nexus_moves_only_by_more_than_five_points(decode_saturates: int, split: str) -> None:
+    curves = Phases(lambda _, r: 100 * max(1, 80 / r), lambda _, r: 10 * max(1, decode_saturates / r))
+    plan = make_policy("nexus").plan(still([decoding(100), waiting(10)], predictor=curves, **hundred()))
+    assert str(plan.split) == split
+
+
+@pytest.mark.parametrize(("policy", "lengths"), [("nexus:15", [200, 400]), ("nexus", [400, 200])])
+def test_nexus_takes_the_shortest_first_less_what_age_takes_off(policy: str, lengths: list[int]) -> None:
+    """The unit of the ageing constant is not printed: 15 tokens a second, or, by default, a millisecond."""
+    rows = [waiting(8000, arrival=0.0), waiting(400, arrival=0.1), waiting(200, arrival=0.2)]
+    plan = make_policy(policy).plan(still(rows, now=0.3))
+    assert [piece.length for piece in plan.prefill.pieces] == lengths, "8,000 is over the limit and ends the batch"
+
+
+def test_nexus_cuts_a_prompt_over_the_limit_when_it_comes_first() -> None:
+    plan = make_policy("nexus").plan(still([waiting(8000), waiting(10)], now=9.0))
+    assert [piece.length for piece in plan.prefill.pieces] == [10]
+    plan = make_policy("nexus").plan(still([waiting(8000), waiting(10, arrival=8.9)], now=9.0))
+    assert [piece.length for piece in plan.prefill.pieces] == [2048]
+
+
+# ---- Bullet
+
+
+def roofline(shape: Shape, units: int) -> float:
+    """The paper's kernel: 312 TFLOP/s and 2 TB/s on 108 units, of which 30 saturate the bandwidth."""
+    flop, moved = (2e12, 1e9) if shape.prefill_tokens else (1.6e10, 1.6e10)
+    return flop / min(flop / moved * 2e12 * min(1.0, units / 30), 312e12 * units / 108)
+
+
+def bullet_rows(first_token: float, ttft_ms: float, queue: int = 1) -> Snapshot:
+    rows = [decoding(100, outputs=10, first_token=first_token, last_token=0.99)] * 4
+    return still([*rows, *[waiting(1000, arrival=1.0 - ttft_ms / 1e3)] * queue], predictor=Phases(roofline, roofline),
+                 splits=feasible_splits(108, minimum=2, step=2), split=Split(0, 108))  # fmt: skip
+
+
+def test_bullets_kernel_is_the_papers() -> None:
+    assert roofline(Shape.prefill([(1, 0)]), 54) == pytest.approx(12.82e-3, rel=1e-3)
+    assert [roofline(Shape.decode(1, 1), units) for units in (54, 20, 16)] == pytest.approx([8e-3, 12e-3, 15e-3])
+
+
+def test_bullet_shrinks_decode_to_what_holds_its_objective() -> None:
+    plan = make_policy("bullet", slo=SLO(1000, 15.001)).plan(bullet_rows(0.9, 0.0))
+    assert str(plan.split) == "92/16"
+    assert plan.prefill.layers == 4
+
+
+def test_bullet_shrinks_prefill_when_readers_are_late_and_balances_when_both_are() -> None:
+    slo = SLO(1000, 15.001)
+    late = make_policy("bullet", slo=slo).plan(bullet_rows(0.5, 0.0))
+    assert str(late.split) == "54/54", "decode has no fewer units than before"
+    both = make_policy("bullet", slo=slo).plan(bullet_rows(0.5, 1000.0))
+    assert str(both.split) == "92/16", "TTFT is at its objective and more; fewer units and TPOT would be further off"
+    assert both.step is not None
+
+
+def test_bullet_suspends_decode_while_ttfts_fail_and_every_reader_has_time() -> None:
+    slo = SLO(1000, 15.001)
+    plan = make_policy("bullet", slo=slo).plan(bullet_rows(0.9, 1500.0))
+    assert plan.split == Split(108, 0)
+    assert plan.step is None
+
+
+def test_bullet_takes_the_least_work_first_unless_that_makes_somebody_late() -> None:
+    predictor = Phases(lambda shape, _: shape.prefill_tokens / 1e4, lambda *_: 0.01)
+
+    def lengths(*arrivals: float) -> list[int]:
+        rows = [waiting(n, arrival=at) for n, at in zip((1000, 500), arrivals, strict=True)]
+        plan = make_policy("bullet", slo=SLO(200, 50)).plan(still(rows, predictor=predictor))
+        return [piece.length for piece in plan.prefill.pieces]
+
+    assert lengths(1.0, 1.0) == [500, 1000]
+    assert lengths(0.92, 1.0) == [1000, 500]
