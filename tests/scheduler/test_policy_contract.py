@@ -15,7 +15,7 @@ from tests.scheduler.still import begun, crowd, decoding, still, waiting
 
 POLICIES = [
     "chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse", "pdmux", "pdmux:112/20@1+104/28@5",
-    "muxwise", "chunked+slack", "nexus", "bullet",
+    "muxwise", "chunked+slack", "nexus", "bullet", "semipd", "semipd:20", "duet", "duet:100",
 ]  # fmt: skip
 
 

@@ -12,10 +12,12 @@ from smpart.partition import Shape, Split
 from smpart.partition.feasible import feasible_splits
 from smpart.predictor.estimate import NOTHING, Estimate
 from smpart.scheduler import SLO, Snapshot, make_policy
-from smpart.scheduler.plan import ResumePrefill, StartPrefill
+from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill
 from smpart.scheduler.policies.muxwise import ladder
 from smpart.scheduler.policies.pdmux import table
+from smpart.scheduler.policies.semipd import Caps, Measured, adjust
 from smpart.scheduler.snapshot import ForwardView
+from tests.scheduler.double import Ask, Double
 from tests.scheduler.still import decoding, still, waiting
 
 H100, A100 = {"units": 132, "step": 8}, {"splits": feasible_splits(108, minimum=4, step=2), "split": Split(0, 108)}
@@ -35,6 +37,9 @@ class Phases:
         seconds = self._prefill(shape, units) if shape.prefill_tokens else 0.0
         seconds += self._decode(shape, units) if shape.decode_batch else 0.0
         return Estimate(seconds, seconds * (self._guard if neighbour.tokens else 1.0))
+
+    def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
+        pass
 
 
 def forward(rows: tuple[int, ...], tokens: int, left: int, **rest) -> ForwardView:
@@ -296,3 +301,77 @@ def test_bullet_takes_the_least_work_first_unless_that_makes_somebody_late() -> 
 
     assert lengths(1.0, 1.0) == [500, 1000]
     assert lengths(0.92, 1.0) == [1000, 500]
+
+
+# ---- semi-PD
+
+SEMI = SLO(500, 100)
+
+
+def seen(ttft_ms: float, tpot_ms: float) -> Measured:
+    return Measured(ttft_ms / 1e3, 0.0, ttft_ms / 1e3, tpot_ms / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("caps", "ttft", "tpot", "then"),
+    [
+        ((100, 80), 300, 98, (100, 82)),  # 107.8 fails, 96.45 is predicted at 82
+        ((100, 80), 300, 115, (100, 86)),  # three steps, 109.8 is predicted
+        ((100, 80), 300, 90, (100, 80)),
+        ((90, 80), 600, 120, (100, 100)),
+        ((100, 80), 600, 120, (100, 80)),
+        ((100, 100), 300, 98, (94, 100)),  # decode is at 100: prefill gives way, as long as its TTFT holds
+        ((100, 100), 499, 98, (100, 100)),
+        ((82, 100), 300, 120, (80, 100)),  # the floor
+        ((80, 100), 505, 20, (82, 100)),
+    ],
+)
+def test_semipd_adjusts_caps_as_its_code_does(caps, ttft, tpot, then) -> None:
+    assert adjust(Caps(*caps), seen(ttft, tpot), SEMI) == Caps(*then)
+
+
+def test_semipd_decides_after_400_finished_requests_and_switches_later() -> None:
+    """At 95 ms a step the margin on TPOT is too small; prefill gives way. The double asks for each plan twice."""
+    asks = [Ask(0.1 * i, 4, 2, slo=SEMI) for i in range(420)]
+    policy = make_policy("semipd:20", slo=SEMI)
+    told = Double(policy, asks, cost=lambda shape, *_: 0.095 if shape.decode_batch else 0.05).run()
+    assert len(told) == 420
+    assert policy.caps == Caps(94, 100)
+
+
+# ---- DuetServe
+
+
+def duet(decode: int, tokens: int, tpot: float) -> Plan:
+    curves = Phases(lambda _, units: 0.1 * 132 / units, lambda _, units: 0.02 * max(1, 40 / units))
+    rows = [decoding(100)] * decode + [waiting(tokens)]
+    return make_policy("duet", slo=SLO(1000, tpot)).plan(still(rows, step=2, predictor=curves))
+
+
+def test_duet_splits_for_most_tokens_a_second_when_a_hybrid_step_takes_too_long() -> None:
+    plan = duet(64, 8128, 50.001)
+    assert str(plan.split) == "116/16"
+    assert plan.reason.startswith("116/16: 2 steps of 64 rows beside 8128 tokens")
+    assert isinstance(plan.prefill, StartPrefill)
+    assert plan.prefill.layers is None
+
+
+def test_duet_stays_on_one_lane_while_a_hybrid_step_is_short_enough() -> None:
+    plan = duet(64, 8128, 121)
+    assert plan.split == Split(0, 132)
+    assert plan.step.pieces
+
+
+def test_duet_ends_an_iteration_when_its_steps_and_its_prefill_have() -> None:
+    """The split's 2 steps of 50 ms beside 113.8 ms of prefill: no third one before that ends."""
+    curves = Phases(lambda _, units: 0.1 * 132 / units, lambda _, units: 0.02 * max(1, 40 / units))
+    slo = SLO(1000, 50.001)
+    asks = [Ask(0.0, 10, 12, slo=slo)] * 64 + [Ask(0.15, 8128, 1, slo=slo)]
+    double = Double(
+        make_policy("duet", slo=slo), asks, cost=lambda shape, units, _: curves.predict(shape, units).mean,
+        predictor=curves, units=132, step=2, layers=32,
+    )  # fmt: skip
+    *readers, question = double.run()
+    inside = [time for time in readers[0].times if time <= question.times[0] + 1e-9]
+    start = question.times[0] - 0.1 * 132 / 116
+    assert [time - start for time in inside[-2:]] == pytest.approx([0.05, 0.1], abs=1e-3)

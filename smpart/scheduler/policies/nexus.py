@@ -1,8 +1,9 @@
 """One phase gets all the units that the other can spare; which one, the KV memory decides (Nexus).
 
 Source: Nexus (arXiv 2507.06608) sections 4 and 5. Simplified: the engine's predictor stands for the paper's cost model
-(its terms for saturation are not printed), so that only the rule differs; the split moves along those that exist, not
-in steps of one percent. Chosen where the paper is silent: a split is applied if it changes the prefill share by more
+(its terms for saturation are not printed), so that only the rule differs; contention is left out of both sides of the
+comparison, since the engine's slows a phase down on any share; the split moves along those that exist, not in steps of
+one percent. Chosen where the paper is silent: a split is applied if it changes the prefill share by more
 than five points; the age of a prompt counts in milliseconds (in seconds it would change next to nothing); a prompt over
 the batch limit is cut when it comes first, for it would wait for ever. No objective enters.
 
@@ -14,8 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from smpart.partition import Shape, Split
-from smpart.predictor.estimate import NOTHING
+from smpart.partition import Shape, Side, Split
 from smpart.scheduler import memory
 from smpart.scheduler.memory import Fit
 from smpart.scheduler.pair import TwoLanes, Work, nearest, proper, started
@@ -101,17 +101,13 @@ class Nexus(TwoLanes):
         predict, whole = snapshot.predictor.predict, snapshot.units
         used = int(snapshot.table.blocks.sum())
         if used <= KV_SHARE * (used + snapshot.free_blocks):
-            limit = DECODE_SLACK * predict(step, whole, NOTHING).mean
-            ladder = self._proper[::-1]
-
-            def other(split: Split) -> float:
-                return predict(step, split.decode, head).mean
+            side, shape, slack, ladder = Side.DECODE, step, DECODE_SLACK, self._proper[::-1]
         else:
-            limit = PREFILL_SLACK * predict(head, whole, NOTHING).mean
-            ladder = self._proper
+            side, shape, slack, ladder = Side.PREFILL, head, PREFILL_SLACK, self._proper
+        limit = slack * predict(shape, whole).mean
 
-            def other(split: Split) -> float:
-                return predict(head, split.prefill, step).mean
+        def other(split: Split) -> float:
+            return predict(shape, split.units(side)).mean
 
         place = ladder.index(self._split)
         while place > 0 and other(ladder[place]) > limit:
