@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from smpart.errors import UsageError
 from smpart.partition import Shape, Split
 from smpart.partition.feasible import feasible_splits
-from smpart.predictor.estimate import NOTHING, Estimate
+from smpart.predictor.estimate import NOTHING, Estimate, Sides, split_by_split
 from smpart.scheduler import SLO, Snapshot, make_policy
 from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill
 from smpart.scheduler.policies.muxwise import ladder
@@ -37,6 +37,9 @@ class Phases:
         seconds = self._prefill(shape, units) if shape.prefill_tokens else 0.0
         seconds += self._decode(shape, units) if shape.decode_batch else 0.0
         return Estimate(seconds, seconds * (self._guard if neighbour.tokens else 1.0))
+
+    def predict_splits(self, step: Shape, head: Shape, splits: Sequence[Split]) -> Sides:
+        return split_by_split(self, step, head, splits)
 
     def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
         pass

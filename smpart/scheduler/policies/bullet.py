@@ -19,6 +19,8 @@ short prompts a long one that is late already can starve: that is the rule's own
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from smpart.partition import Shape, Split
@@ -63,21 +65,22 @@ class Bullet(TwoLanes):
         if snapshot.splits != self._all:
             self._all, self._proper = snapshot.splits, proper(snapshot.splits)
             self._split = nearest(self._proper, 0.5)
-        steps = [snapshot.predictor.predict(step, split.decode, work.shape).mean for split in self._proper]
-        heads = [snapshot.predictor.predict(work.shape, split.prefill, step).mean for split in self._proper]
+        sides = snapshot.predictor.predict_splits(step, work.shape, self._proper)
+        ttfts = self._ttfts(snapshot, work, sides.head)
+        satisfied = ttfts <= self._ttft
         held = self._proper.index(self._split)
-        tpot = float(np.quantile(self._tpots(snapshot, steps[held]), QUANTILE))
-        satisfied = self._satisfied(snapshot, work, heads[held])
-        smallest = next((place for place, seconds in enumerate(steps) if seconds <= self._tpot), len(steps) - 1)
-        if not satisfied and tpot > self._tpot:
-            place = self._balanced(snapshot, work, steps, heads)
+        tpot = float(_p90(self._tpots(snapshot, sides.step[held])))
+        holds = np.flatnonzero(sides.step <= self._tpot)
+        smallest = int(holds[0]) if holds.size else len(self._proper) - 1
+        if not satisfied[held] and tpot > self._tpot:
+            place = int(np.maximum(ttfts / self._ttft, sides.step / self._tpot).argmin())
         elif tpot <= self._tpot:
             place = smallest
         else:
             place = max(smallest, held)
+        overload = work.left and not satisfied[held] and not satisfied[place]
         self._split = self._proper[place]
-        overload = work.left and not satisfied and not self._satisfied(snapshot, work, heads[place])
-        if overload and self._tpots(snapshot, steps[place]).max() <= self._tpot:
+        if overload and self._tpots(snapshot, sides.step[place]).max() <= self._tpot:
             return Split(snapshot.units, 0)
         return self._split
 
@@ -103,28 +106,25 @@ class Bullet(TwoLanes):
         """Seconds of each prompt, alone on the whole device."""
         return self._costs.work(snapshot.table.known.take(waiting) - memory.first_token(snapshot, waiting))
 
-    def _satisfied(self, snapshot: Snapshot, work: Work, head: float) -> bool:
-        """Whether TTFTs hold: each of the batch in flight, or, without one, 90 % of the batch and of those who wait.
+    def _ttfts(self, snapshot: Snapshot, work: Work, heads: Floats) -> Floats:
+        """Estimated TTFT on each split: the worst of the batch in flight, or, without one, of 90 % of those who wait.
+
+        Who waits is served after the batch, in order of arrival, at its speed.
 
         Args:
-            head: predicted seconds of the whole batch on the present split.
+            heads: [splits] predicted seconds of the whole batch.
         """
-        ttfts = self._ttfts(snapshot, work, head)
-        if work.forward:
-            return float(ttfts[: len(work.rows)].max()) <= self._ttft
-        return float(np.quantile(ttfts, QUANTILE)) <= self._ttft
-
-    def _ttfts(self, snapshot: Snapshot, work: Work, head: float) -> Floats:
-        """Estimated TTFTs of the batch's rows, then of those who wait, served after it in order at its speed."""
-        table, layers = snapshot.table, snapshot.layers
+        table, batch = snapshot.table, list(work.rows)
         left = work.left + 0.5 * bool(work.forward and work.forward.inflight)
-        ends = snapshot.now + head * min(1.0, left / layers)
-        batch = list(work.rows)
+        share = min(1.0, left / snapshot.layers)
+        if work.forward:
+            worst: Floats = snapshot.now - float(table.arrival[batch].min()) + share * heads
+            return worst
         rest = snapshot.waiting[~np.isin(snapshot.waiting, batch)]
-        speed = head / max(1e-9, snapshot.predictor.predict(work.shape, snapshot.units, NOTHING).mean)
-        done = ends + np.cumsum(self._work(snapshot, rest)) * speed if rest.size else np.zeros(0)
-        ttfts: Floats = np.concatenate((ends - table.arrival[batch], done - table.arrival[rest]))
-        return ttfts
+        whole = max(1e-9, snapshot.predictor.predict(work.shape, snapshot.units, NOTHING).mean)
+        shares = np.concatenate((np.full(len(batch), share), share + np.cumsum(self._work(snapshot, rest)) / whole))
+        waited = snapshot.now - table.arrival[np.concatenate((np.array(batch, dtype=np.intp), rest))]
+        return _p90(waited[:, None] + shares[:, None] * heads)
 
     def _tpots(self, snapshot: Snapshot, step: float) -> Floats:
         """Mean TPOT of each reader once the next step, of `step` seconds, has ended."""
@@ -137,9 +137,9 @@ class Bullet(TwoLanes):
         tpots: Floats = (ends - table.first_token.take(rows)) / gaps
         return tpots
 
-    def _balanced(self, snapshot: Snapshot, work: Work, steps: list[float], heads: list[float]) -> int:
-        def worse(place: int) -> float:
-            ttft = float(np.quantile(self._ttfts(snapshot, work, heads[place]), QUANTILE))
-            return max(ttft / self._ttft, steps[place] / self._tpot)
 
-        return min(range(len(steps)), key=worse)
+def _p90(values: Floats) -> Floats:
+    """The 90th percentile over the first axis, by nearest rank."""
+    rank = math.ceil(QUANTILE * len(values)) - 1
+    found: Floats = np.partition(values, rank, axis=0)[rank]
+    return found

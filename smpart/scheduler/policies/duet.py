@@ -93,9 +93,8 @@ class Duet:
 
     def _choose(self, snapshot: Snapshot, decode: Shape, prefill: Shape) -> tuple[Split, int]:
         """The split and the number of steps with most tokens a second, of those whose steps hold the bound."""
-        predict, splits = snapshot.predictor.predict, proper(snapshot.splits)
-        step = np.array([predict(decode, split.decode, prefill).mean for split in splits])
-        head = np.array([predict(prefill, split.prefill, decode).mean for split in splits])
+        splits = proper(snapshot.splits)
+        step, _, head, _ = snapshot.predictor.predict_splits(decode, prefill, splits)
         counts = np.arange(1, MOST_STEPS + 1)
         tokens = counts * decode.decode_batch + prefill.prefill_tokens
         rate = tokens / np.maximum(counts * step[:, None], head[:, None])

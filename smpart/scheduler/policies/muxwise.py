@@ -80,10 +80,9 @@ class Muxwise(TwoLanes):
         return snapshot.now + takes <= mine < both <= theirs
 
     def _smallest(self, snapshot: Snapshot, step: Shape, work: Work) -> Split:
-        for split in self._ladder:
-            if snapshot.predictor.predict(step, split.decode, work.shape).upper <= self._tpot:
-                return split
-        return self._ladder[-1]
+        worst = snapshot.predictor.predict_splits(step, work.shape, self._ladder).step_upper
+        holds = (worst <= self._tpot).nonzero()[0]
+        return self._ladder[int(holds[0])] if holds.size else self._ladder[-1]
 
 
 def ladder(splits: tuple[Split, ...]) -> tuple[Split, ...]:
