@@ -14,8 +14,8 @@ from tests.scheduler.double import Ask, Double, Oracle, cpu_cost, goodput, gpu_c
 from tests.scheduler.still import begun, crowd, decoding, still, waiting
 
 POLICIES = [
-    "chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse", "pdmux", "pdmux:112/20@1+104/28@5",
-    "muxwise", "chunked+slack", "nexus", "bullet", "semipd", "semipd:20", "duet", "duet:100",
+    "chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse", "pdmux", "muxwise", "chunked+slack",
+    "nexus", "bullet", "semipd", "duet:100",
 ]  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_every_request_ends_and_no_rule_is_broken(name, asks, blocks, slots, lea
 
 
 @pytest.mark.parametrize("name", [name.replace("1/1", "96/36") for name in POLICIES])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000))
 def test_no_moment_makes_a_policy_raise(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
