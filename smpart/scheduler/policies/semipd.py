@@ -120,7 +120,11 @@ def _raise(
 
 
 class Finished:
-    """What finished requests saw, gathered from snapshots: `waiting`, `execution` and `tpot`, seconds each."""
+    """What finished requests saw, gathered from snapshots.
+
+    A request whose row was taken again before it was looked at counts as it was last seen: only one that ends when the
+    system is empty.
+    """
 
     def __init__(self) -> None:
         self.clear()
