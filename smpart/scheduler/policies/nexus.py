@@ -3,9 +3,10 @@
 Source: Nexus (arXiv 2507.06608) sections 4 and 5. Simplified: the engine's predictor stands for the paper's cost model
 (its terms for saturation are not printed), so that only the rule differs; contention is left out of both sides of the
 comparison, since the engine's slows a phase down on any share; the split moves along those that exist, not in steps of
-one percent; a KV block that requests share counts once for each. Chosen where the paper is silent: a split is applied if it changes the prefill share by more
-than five points; the age of a prompt counts in milliseconds (in seconds it would change next to nothing); a prompt over
-the batch limit is cut when it comes first, for it would wait for ever. No objective enters.
+one percent; a KV block that requests share counts once for each. Chosen where the paper is silent: a split is applied
+if it changes the prefill share by more than five points; the age of a prompt counts in milliseconds (in seconds,
+``nexus:15``, it would change next to nothing, and long prompts would starve); a prompt over the batch limit is cut when
+it comes first, for it would wait for ever. No objective enters.
 
 As printed, the bound on the other phase is relative to what it would take on the whole device, so that "decode first"
 can leave decode less than "prefill first" does.
