@@ -7,7 +7,9 @@ from typing import NamedTuple
 from smpart.partition import Shape
 from smpart.scheduler import memory
 from smpart.scheduler.backlog import Backlog
+from smpart.scheduler.costs import Costs
 from smpart.scheduler.memory import Fit
+from smpart.scheduler.pace import Readers
 from smpart.scheduler.plan import Piece
 from smpart.scheduler.snapshot import Snapshot
 
@@ -42,6 +44,26 @@ class Room(NamedTuple):
     blocks: int
     fresh: int
     rows: int
+
+
+def most_rows(snapshot: Snapshot, costs: Costs, readers: Readers, context: int) -> int:
+    """Rows to admit at most: the largest batch whose step still holds the pace of those who read now.
+
+    More would make everybody late; if even those who run are late already, nothing is gained by holding back.
+
+    Args:
+        context: tokens that the readers' next step attends to.
+    """
+    batch, tpot = len(readers.tuple), readers.tpot
+    if batch == 0 or not snapshot.waiting.size or not snapshot.free_slots:
+        return 1 << 30
+    now = costs.step(snapshot.predictor, batch, context, snapshot.units).mean
+    if now > tpot:
+        return 1 << 30
+    double = costs.step(snapshot.predictor, 2 * batch, 2 * context, snapshot.units).mean
+    if double <= tpot:
+        return 1 << 30
+    return batch + int(batch * (tpot - now) / max(double - now, 1e-9))
 
 
 def room(snapshot: Snapshot, fit: Fit, most_rows: int) -> Room:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from smpart.partition import Line, Shape, Side, Split
-from smpart.predictor.estimate import NOTHING, Estimate
+from smpart.predictor.estimate import NOTHING, Estimate, Sides, split_by_split
 from smpart.scheduler.plan import Piece, Plan, Policy, ResumePrefill, StartPrefill, Step
 from smpart.scheduler.slo import SLO
 from smpart.scheduler.snapshot import ForwardView, LaneView, Snapshot
@@ -27,6 +27,9 @@ class Oracle:
     def predict(self, shape: Shape, units: int, neighbour: Shape = NOTHING) -> Estimate:
         mean = self.bias * self.cost(shape, units, neighbour)
         return Estimate(mean, mean * self.margin)
+
+    def predict_splits(self, step: Shape, head: Shape, splits: Sequence[Split]) -> Sides:
+        return split_by_split(self, step, head, splits)
 
     def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
         pass

@@ -7,13 +7,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smpart.partition import Shape
+from smpart.partition import Shape, Split
 from smpart.predictor import OnlinePredictor
 from smpart.scheduler import SLO, make_policy, policy_names
 from tests.scheduler.double import Ask, Double, Oracle, cpu_cost, goodput, gpu_cost
 from tests.scheduler.still import begun, crowd, decoding, still, waiting
 
-POLICIES = ["chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse"]
+POLICIES = [
+    "chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse", "pdmux", "muxwise", "chunked+slack",
+    "nexus", "bullet", "semipd", "duet:100",
+]  # fmt: skip
 
 
 class Flat:
@@ -26,6 +29,9 @@ class Flat:
 
     def contention(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
         return 1.0
+
+    def both_sides(self, step: Shape, head: Shape, splits: tuple[Split, ...]) -> np.ndarray:
+        return np.array([[self.seconds(shape, split.decode) for split in splits] for shape in (step, head)])
 
     def margin(self, shape: Shape, beside: bool) -> float:
         return 0.25
@@ -71,8 +77,8 @@ def test_every_request_ends_and_no_rule_is_broken(name, asks, blocks, slots, lea
         assert not told.refused or name == "smpart:refuse"
 
 
-@pytest.mark.parametrize("name", ["chunked", "mixed", "static:96/36", "smpart"])
-@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("name", [name.replace("1/1", "96/36") for name in POLICIES])
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000))
 def test_no_moment_makes_a_policy_raise(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -88,6 +94,25 @@ def test_no_moment_makes_a_policy_raise(name: str, seed: int) -> None:
         still(rows, free_blocks=int(rng.integers(0, 300)), free_slots=int(rng.integers(0, 5)))
     )
     assert plan.split.total == 132
+
+
+STARVES = {"bullet", "nexus:15"}
+"""Rules that let shorter prompts pass without end; their modules say so."""
+
+
+@pytest.mark.parametrize(
+    "name", ["chunked", "chunked+slack", "mixed", "static:96/36", "pdmux", "muxwise", "nexus", "nexus:15", "bullet",
+             "semipd", "duet"],
+)  # fmt: skip
+def test_under_overload_a_document_waits_no_longer_than_the_rule_says(name: str) -> None:
+    """Questions use up all that prefill can do; unless its rule starves the document, it is not the last to begin."""
+    slo = SLO(500, 60)
+    asks = [Ask(0.1, 20_000, 2, slo=slo), *[Ask(0.022 * i, 900, 2, slo=slo) for i in range(120)]]
+    policy = make_policy(name, slo=slo)
+    told = Double(policy, asks, cost=gpu_cost, units=132, step=12, blocks=30_000, layers=32, check=False).run()
+    document = next(t for t in told if t.ask.prompt == 20_000)
+    behind = sum(t.times[0] > document.times[0] for t in told)
+    assert behind == 0 if name in STARVES else behind > 3, behind
 
 
 def test_a_stream_of_short_questions_does_not_keep_a_document_out_for_ever() -> None:

@@ -93,11 +93,12 @@ def test_static_splits_only_while_both_phases_have_work() -> None:
 
 def test_a_policy_is_found_by_name_and_a_bad_one_is_refused_in_one_line() -> None:
     assert {"chunked", "mixed", "smpart", "static"} <= set(policy_names())
-    for bad in ("nonsense", "", "chunked:0", "chunked:x", "static", "static:0/2", "static:a", "mixed:-1", "smpart:x"):
+    for bad in ("nonsense", "", "chunked:0", "chunked:x", "static", "static:0/2", "static:a", "mixed:-1", "smpart:x",
+                "chunked+slack:x", "pdmux:x", "muxwise:x", "nexus:0", "bullet:x", "semipd:101", "duet:x"):  # fmt: skip
         with pytest.raises(UsageError) as caught:
             make_policy(bad)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match="chunked, mixed, "):
+    with pytest.raises(UsageError, match="bullet, chunked, "):
         make_policy("nonsense")
     with pytest.raises(UsageError, match="1/1"):
         make_policy("static:3/1", splits=(Split(0, 2), Split(1, 1), Split(2, 0)))

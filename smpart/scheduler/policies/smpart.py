@@ -28,7 +28,7 @@ from smpart.scheduler.costs import Costs
 from smpart.scheduler.demand import Demand
 from smpart.scheduler.memory import Fit
 from smpart.scheduler.pace import Readers
-from smpart.scheduler.packing import EMPTY, Pack, pack, room
+from smpart.scheduler.packing import EMPTY, Pack, most_rows, pack, room
 from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill, Step
 from smpart.scheduler.registry import Setup, register
 from smpart.scheduler.snapshot import ForwardView, Snapshot
@@ -83,7 +83,7 @@ class Smpart:
         fit = memory.fit_decode(snapshot)
         readers = self._readers = self._readers.still(snapshot.table, fit.rows)
         context = readers.context(snapshot.table)
-        space = room(snapshot, fit, self._most_rows(snapshot, readers, context))
+        space = room(snapshot, fit, most_rows(snapshot, self._costs, readers, context))
         refuse: Refusals = ()
         closed = not (snapshot.prefilling.size or (space.rows > 0 and space.fresh > 0) or snapshot.forwards)
         if closed and not self._refuses:  # whatever the order of those who wait, nobody can start
@@ -264,22 +264,6 @@ class Smpart:
             or snapshot.decode_lane.shape.prefill_tokens
         ):
             self._fed = now
-
-    def _most_rows(self, snapshot: Snapshot, readers: Readers, context: int) -> int:
-        """Rows to admit at most: the largest batch whose step still holds the pace of those who read now.
-
-        More would make everybody late; if even those who run are late already, nothing is gained by holding back.
-        """
-        batch, tpot = len(readers.tuple), readers.tpot
-        if batch == 0 or not snapshot.waiting.size or not snapshot.free_slots:
-            return 1 << 30
-        now = self._costs.step(snapshot.predictor, batch, context, snapshot.units).mean
-        if now > tpot:
-            return 1 << 30
-        double = self._costs.step(snapshot.predictor, 2 * batch, 2 * context, snapshot.units).mean
-        if double <= tpot:
-            return 1 << 30
-        return batch + int(batch * (tpot - now) / max(double - now, 1e-9))
 
     def _refuse(self, snapshot: Snapshot, line: Backlog) -> Refusals:
         """Waiting rows whose first token cannot be in time, if late ones are to be refused."""
