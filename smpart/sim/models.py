@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from smpart.errors import UsageError
-from smpart.partition import ModelShape, model_shape
+from smpart.partition import ModelShape
+from smpart.sim.dimensions import Dimensions, dimensions
 
 _CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
@@ -41,7 +42,9 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-MODELS: dict[str, ModelShape] = {name: model_shape(config) for name, config in _CONFIGS.items()}
+DIMENSIONS: dict[str, Dimensions] = {name: dimensions(config) for name, config in _CONFIGS.items()}
+
+MODELS: dict[str, ModelShape] = {name: model.shape for name, model in DIMENSIONS.items()}
 
 
 def built_in(name: str) -> ModelShape:

@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from smpart.bench.truths.models import attention_only, rank_of
-from smpart.bench.truths.truth import Truth, rows
+from smpart.bench.truths.truth import Truth
 from smpart.partition import Shape
 from smpart.profiler.sample import Point
+from smpart.sim.published import rows
 
 FOLDER = "measured_rtx4090"
 SMS = 128
