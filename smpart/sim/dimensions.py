@@ -1,9 +1,9 @@
-"""The sizes of a model that its kernels are looked up by: more than `ModelShape` tells, and for one of several ranks."""
+"""The sizes of a model that its kernels are looked up by: more than `ModelShape` tells, and as one rank has them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from smpart.errors import UnsupportedModel
@@ -87,6 +87,19 @@ class Dimensions:
         return -(-self.shape.kv_heads // self.ranks)
 
     @property
+    def rank(self) -> ModelShape:
+        """What one rank computes and holds."""
+        whole = self.shape
+        return replace(
+            whole,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            linear_params=whole.linear_params // self.ranks,
+            head_params=whole.head_params // self.ranks,
+            weight_bytes=whole.weight_bytes // self.ranks,
+        )
+
+    @property
     def attention_width(self) -> int:
         """Elements of one rank's queries of a token."""
         return self.heads * self.shape.head_dim
@@ -131,13 +144,19 @@ class Dimensions:
 
     def linear_work(self, tokens: int) -> tuple[float, float]:
         """Operations and bytes of one rank's matmuls of all layers: touched weights and 16-bit results once."""
-        attention = [(self.layers, 1.0, size) for size in self.attention_matmuls]
-        dense = [(self.dense_layers, 1.0, size) for size in self.feed_forward(self.intermediate)]
+        attention = [(self.layers, size) for size in self.attention_matmuls]
+        dense = [(self.dense_layers, size) for size in self.feed_forward(self.intermediate)]
         flops = moved = 0.0
-        for layers, touched, (n, k) in (*attention, *dense):
+        for layers, (n, k) in (*attention, *dense):
             flops += 2.0 * layers * n * k * tokens
-            moved += layers * (self.weight_element * touched * n * k + 2.0 * tokens * (n + k))
-        return flops, moved
+            moved += layers * (self.weight_element * n * k + 2.0 * tokens * (n + k))
+        if self.experts is None:
+            return flops, moved
+        experts, touched = self.experts, self.experts.touched(tokens)
+        each = sum(n * k for n, k in self.feed_forward(experts.width))
+        always = sum(n * k for n, k in self.feed_forward(experts.shared)) + experts.count * self.hidden
+        flops += 2.0 * experts.layers * tokens * (experts.active * each + always)
+        return flops, moved + experts.layers * self.weight_element * (touched * each + always)
 
     def head_work(self, sampled: int) -> tuple[float, float]:
         """Operations and bytes of one rank's share of the head, which stays 16-bit."""

@@ -56,6 +56,30 @@ class Grid:
         return sum(values[place] * weight for place, weight in terms)
 
 
-def curve(points: Mapping[float, float]) -> Grid:
-    """A grid over one axis."""
-    return Grid([sorted(points)], {(x,): y for x, y in points.items()})
+class Curve:
+    """Values over one axis: a `Grid` of one dimension, quicker.
+
+    Args:
+        points: value by place, at least one.
+
+    >>> Curve({1: 2.0, 3: 6.0})(2), Curve({1: 2.0, 3: 6.0})(4), Curve({1: 2.0, 3: 6.0})(0)
+    (4.0, 8.0, 2.0)
+    """
+
+    __slots__ = ("_last", "_slopes", "_values", "_x")
+
+    def __init__(self, points: Mapping[float, float]) -> None:
+        self._x = [float(x) for x in sorted(points)]
+        self._values = [float(points[x]) for x in sorted(points)]
+        pairs = zip(self._x, self._x[1:], self._values, self._values[1:], strict=False)
+        self._slopes = [(high - low) / (x1 - x0) for x0, x1, low, high in pairs]
+        self._last = len(self._slopes) - 1
+
+    def __call__(self, x: float) -> float:
+        """The value at a place."""
+        place = bisect_right(self._x, x) - 1
+        if place > self._last:
+            place = self._last
+        if place < 0:
+            return self._values[0]
+        return self._values[place] + self._slopes[place] * (x - self._x[place])

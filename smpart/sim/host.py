@@ -27,3 +27,11 @@ class Host:
         """Overhead of one forward."""
         chunks = shape.prefill_chunks
         return self.step + self.sequence * (shape.decode_batch + chunks) + self.chunk * chunks
+
+
+HOSTS = {
+    "vllm": Host(step=0.1e-3),
+    "sglang": Host(step=0.1e-3),
+    "trtllm": Host(step=0.1e-3),
+}
+"""Overheads by engine."""

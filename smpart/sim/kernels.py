@@ -6,6 +6,9 @@ from typing import NamedTuple, Protocol
 
 from smpart.partition import Shape
 
+TILE = 128
+"""Rows and columns of an output tile of a matmul; the usual size on these GPUs."""
+
 
 class Part(NamedTuple):
     """Kernels of one kind in a forward, all layers together.
@@ -14,16 +17,26 @@ class Part(NamedTuple):
         seconds: on all SMs, alone.
         flops: floating-point operations that this takes.
         bytes: bytes that this must at least move to or from device memory.
+        tiles: pieces of equal work that one of its kernels hands to the SMs; 0: not known, or not by SMs at all.
     """
 
     seconds: float
     flops: float
     bytes: float
+    tiles: float = 0.0
 
 
 class Kernels(Protocol):
-    """Measured kernels of one model on one GPU."""
+    """Measured kernels of one model on one GPU. Times of all kinds add up to a forward's."""
 
-    def parts(self, shape: Shape) -> tuple[Part, ...]:
-        """The kernels of a forward by kind, in any order; their times add up."""
+    def layers(self, tokens: int) -> tuple[Part, ...]:
+        """What depends on the number of tokens alone: matmuls, elementwise kernels, communication."""
+        ...
+
+    def head(self, sampled: int) -> tuple[Part, ...]:
+        """What depends on the number of sampled positions alone."""
+        ...
+
+    def attention(self, shape: Shape) -> Part:
+        """Attention of all layers, prompts and decodes."""
         ...

@@ -11,9 +11,9 @@ from functools import cache
 
 from smpart.errors import UnsupportedModel
 from smpart.partition import Shape
-from smpart.sim.grid import Grid, curve
-from smpart.sim.kernels import Part
 from smpart.sim.dimensions import Dimensions
+from smpart.sim.grid import Curve, Grid
+from smpart.sim.kernels import Part
 from smpart.sim.models import DIMENSIONS
 from smpart.sim.published import rows
 
@@ -51,9 +51,9 @@ def attention() -> dict[tuple[int, int, int, int], float]:
     return measured
 
 
-def ops(file: str, size: str) -> dict[str, dict[int, float]]:
+def ops(file: str, size: str) -> dict[str, dict[float, float]]:
     """Seconds by op and size."""
-    measured: dict[str, dict[int, float]] = defaultdict(dict)
+    measured: dict[str, dict[float, float]] = defaultdict(dict)
     for row in rows(f"{FOLDER}/{file}"):
         measured[row["layer"]][int(row[size])] = float(row["time_us"]) / 1e6
     return measured
@@ -70,8 +70,8 @@ class _Tables:
         self.prefill = Grid([chunks, befores], {(c, k): times[c, k, 0, 0] for c in chunks for k in befores})
         self.decode = Grid([batches, contexts], {(n, k): times[0, 0, n, k] for n in batches for k in contexts})
         self.mixed = Grid([chunks, befores, joint, contexts], {node: t for node, t in times.items() if all(node[::2])})
-        self.dense = {op: curve(points) for op, points in ops("dense.csv", "tokens").items()}
-        self.sampled = {op: curve(points) for op, points in ops("per_sequence.csv", "sequences").items()}
+        self.dense = {op: Curve(points) for op, points in ops("dense.csv", "tokens").items()}
+        self.sampled = {op: Curve(points) for op, points in ops("per_sequence.csv", "sequences").items()}
 
 
 _tables = cache(_Tables)
@@ -109,18 +109,21 @@ class Rtx4090:
         self._heads = model.attention_width / timed.attention_width
         self._kv = model.kv_width / timed.kv_width
 
-    def parts(self, shape: Shape) -> tuple[Part, ...]:
+    def layers(self, tokens: int) -> tuple[Part, ...]:
         """See `Kernels`."""
-        model, tokens, sampled = self._model, shape.tokens, shape.prefill_chunks + shape.decode_batch
-        dense, layers, scale = self._tables.dense, model.layers, self._scale
-        linear = layers * sum(times * scale[op] * dense[op](tokens) for op, times in PER_LAYER.items())
-        linear += sum(scale[op] * dense[op](tokens) for op in PER_FORWARD)
-        head = sum(scale[op] * self._tables.sampled[op](sampled) for op in PER_SAMPLE)
-        return (
-            Part(linear, *model.linear_work(tokens)),
-            Part(layers * self._attention(shape), *model.attention_work(shape)),
-            Part(head, *model.head_work(sampled)),
-        )
+        dense, scale = self._tables.dense, self._scale
+        seconds = self._model.layers * sum(times * scale[op] * dense[op](tokens) for op, times in PER_LAYER.items())
+        seconds += sum(scale[op] * dense[op](tokens) for op in PER_FORWARD)
+        return (Part(seconds, *self._model.linear_work(tokens)),)
+
+    def head(self, sampled: int) -> tuple[Part, ...]:
+        """See `Kernels`."""
+        seconds = sum(self._scale[op] * self._tables.sampled[op](sampled) for op in PER_SAMPLE)
+        return (Part(seconds, *self._model.head_work(sampled)),)
+
+    def attention(self, shape: Shape) -> Part:
+        """See `Kernels`: in one call."""
+        return Part(self._model.layers * self._attention(shape), *self._model.attention_work(shape))
 
     def _attention(self, shape: Shape) -> float:
         """Seconds of one layer's attention over a batch of any mix."""
