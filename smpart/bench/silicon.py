@@ -8,7 +8,8 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,8 +164,8 @@ def end_to_end() -> Iterator[EndToEnd]:
 _BUDGETS = {"vllm": 8192, "sglang": 8192, "trtllm": 8192}
 """Tokens of a step at most: each engine's default on these GPUs."""
 
-_ROUNDS = 3
-"""Requests that each client of a closed loop sends, one after the other."""
+_ROUNDS = 2
+"""Requests of each client of a closed loop that count."""
 
 _USED = 0.9
 """Share of the memory for weights and KV: the engines' default."""
@@ -178,22 +179,36 @@ def predict(point: EndToEnd) -> Latency:
     blocks = int((_USED * gpu.memory_bytes - model.rank.weight_bytes) / (token * _BLOCK))
     cost = SiliconCost(model, point.gpu, engine=point.engine)
     core = _core(model.rank, point.gpu, cost, blocks, max(256, point.concurrency), _BUDGETS[point.engine])
-    return closed_loop(core, point.concurrency, point.prompt, point.output, _ROUNDS * point.concurrency)
+    return closed_loop(core, point.concurrency, point.prompt, point.output, _ROUNDS)
 
 
-def closed_loop(core: EngineCore, clients: int, prompt: int, output: int, requests: int) -> Latency:
-    """Serve `requests` requests of one size for `clients` clients."""
-    params = SamplingParams(max_tokens=output, ignore_eos=True)
-    waiting = iter([Request(i, range(prompt), params, _PATIENT, hashes=()) for i in range(requests)])
+def closed_loop(core: EngineCore, clients: int, prompt: int, output: int, rounds: int) -> Latency:
+    """Serve clients that each send their next request when they have the last answer, in the steady state.
+
+    The first answers are cut to even shares of `output`, so that clients are out of step as they are after a while of
+    requests of unequal sizes; `rounds` requests of each client after that one count.
+    """
+    firsts = [max(1, output * (i + 1) // clients) for i in range(clients)]
+    lengths = iter([*firsts, *[output] * (clients * rounds)])
+    numbers = count()
+
+    def following() -> Request | None:
+        length = next(lengths, None)
+        if length is None:
+            return None
+        params = SamplingParams(max_tokens=length, ignore_eos=True)
+        return Request(next(numbers), range(prompt), params, _PATIENT, hashes=())
+
     done: list[Request] = []
-    for _ in range(min(clients, requests)):
-        core.add(next(waiting))
+    for _ in range(clients):
+        core.add(cast("Request", following()))
     while not core.idle:
         for finished in core.turn():
             done.append(finished)
-            if (following := next(waiting, None)) is not None:
-                core.add(following)
-    return _latency([(request.arrival or 0.0, request.times) for request in done])
+            if (request := following()) is not None:
+                core.add(request)
+    counted = sorted(done, key=lambda request: request.id)[clients:]
+    return _latency([(request.arrival or 0.0, request.times) for request in counted])
 
 
 def _core(model: ModelShape, gpu: str, cost: Cost, blocks: int, sequences: int, budget: int) -> EngineCore:

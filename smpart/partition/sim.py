@@ -268,7 +268,7 @@ class Sim:
         return None
 
 
-_PARTS = re.compile(
+_FORM = re.compile(
     rf"(?P<gpu>{'|'.join(GPUS)})(?P<roofline>-roofline)?(x(?P<ranks>\d+))?(~(?P<contention>\d+(\.\d+)?))?"
 )
 
@@ -276,7 +276,7 @@ _PARTS = re.compile(
 @register("sim", kind="sim", rank=None, arguments=tuple(f"{gpu}[-roofline][xN][~F]" for gpu in GPUS))
 def open_sim(argument: str) -> Backend:
     """A virtual GPU by name: ``h100``, ``h100-roofline``, four that share a model ``h100x4``, and ``h100~1.2``."""
-    found = _PARTS.fullmatch(argument)
+    found = _FORM.fullmatch(argument)
     assert found is not None  # the registry has checked the form
     return Sim(
         found["gpu"],

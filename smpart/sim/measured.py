@@ -24,8 +24,8 @@ from smpart.sim.grid import Curve
 from smpart.sim.kernels import TILE, Part
 from smpart.sim.sheaf import Sheaf
 
-_LAUNCH = 1.5e-6
-"""Least seconds of an elementwise kernel in a CUDA graph; RTX 4090's measured ones start at 2 to 3 us."""
+_LAUNCH = 2.5e-6
+"""Least seconds of an elementwise kernel: those measured on an RTX 4090 take 2.5 to 3.3 us for one token."""
 
 _STREAM = 0.7
 """Share of peak bandwidth at which elementwise kernels stream."""

@@ -43,7 +43,7 @@ class Response:
 
 
 RESPONSES = {
-    "a100": Response(arithmetic=0.66, knee=0.27),
+    "a100": Response(arithmetic=0.66, knee=0.25),
     "h100": Response(arithmetic=0.45, knee=0.19),
     "h200": Response(arithmetic=0.45, knee=0.19),
     "rtx4090": Response(arithmetic=0.66, knee=0.19),

@@ -108,7 +108,7 @@ class _Measured:
             [(Point(shape, units), seconds) for shape, seconds in times.items()],
             model=model,
             units=units,
-            source=f"aiconfigurator-core: {self.gpu}, {self.engine} {self._folder('attention' if part == 'attention' else 'gemm').name}",
+            source=f"aiconfigurator-core: {self.gpu}, {self.engine} {version}",
             licence="Apache-2.0",
             notes=notes,
         )
