@@ -9,11 +9,11 @@ from smpart.engine.deployment import Deployment
 from smpart.engine.ghost import GhostBoard, GhostBody
 from smpart.engine.profiles import Wanted, predictor_of
 from smpart.kvcache import KVConfig, KVLayout, blocks_that_fit, pool_blocks
-from smpart.partition.sim import Sim, SimLanes
+from smpart.partition.sim import Cost, Sim, SimLanes
 from smpart.predictor import OnlinePredictor, RooflinePrior
 from smpart.profiler.fingerprint import Fingerprint
-from smpart.runtime.models import load_config_shape
-from smpart.sim import MODELS, RooflineCost
+from smpart.runtime.models import load_config, load_config_shape
+from smpart.sim import DIMENSIONS, Dimensions, RooflineCost, SiliconCost, dimensions
 
 _LONGEST = 131_072
 """Longest request, unless the user says otherwise or the memory is smaller."""
@@ -27,9 +27,11 @@ def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str, wanted: W
 
     Raises:
         UsageError: an unknown model, one that does not fit into the GPU's memory, or a profile of another.
+        BackendUnavailable: the measurements that price this GPU are not installed; the message names the extra.
+        UnsupportedModel: kernels of a kind that was not measured.
     """
-    shape = MODELS.get(model) or load_config_shape(model, dtype=dtype)
-    device = backend.device()
+    sizes = _sizes(model, dtype, backend.ranks)
+    shape, device = sizes.rank, backend.device()
     profile = wanted.choose(Fingerprint.of(backend.name, device, shape, dtype))
     layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, dtype, kv.block_tokens)
     if kv.blocks is None and kv.memory_bytes is None:
@@ -37,7 +39,7 @@ def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str, wanted: W
     fits = (kv.blocks or blocks_that_fit(layout, kv.memory_bytes or 0)) * kv.block_tokens
     max_len = kv.max_len or max(1, min(_LONGEST, fits))
     blocks = pool_blocks(kv, layout, max_len, device.memory_bytes, shape.weight_bytes)
-    lanes = SimLanes(device, backend.splits(), RooflineCost(shape, backend.gpu), GhostBody)
+    lanes = SimLanes(device, backend.splits(), _cost(sizes, backend), GhostBody)
     return Deployment(
         name=model,
         backend=backend.name,
@@ -52,3 +54,18 @@ def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str, wanted: W
         profile=profile,
         lead_s=-math.inf,
     )
+
+
+def _sizes(model: str, dtype: str, ranks: int) -> Dimensions:
+    """A built-in model, or any configuration; 16- and 32-bit weights take the room that `dtype` says."""
+    if model in DIMENSIONS:
+        return replace(DIMENSIONS[model], ranks=ranks)
+    shape = load_config_shape(model, dtype=dtype)
+    sizes = dimensions(load_config(model), ranks=ranks)
+    return sizes if sizes.weights != "bfloat16" else replace(sizes, shape=shape)
+
+
+def _cost(sizes: Dimensions, backend: Sim) -> Cost:
+    if backend.roofline:
+        return RooflineCost(sizes.rank, backend.gpu)
+    return SiliconCost(sizes, backend.gpu, contention=backend.contention)

@@ -11,7 +11,7 @@ from smpart.partition.shape import ModelShape
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 # Families whose feed-forward part is up and down only; every other one multiplies by a gate as well.
-_UNGATED = frozenset(
+UNGATED = frozenset(
     {
         "bloom",
         "biogpt",
@@ -81,9 +81,9 @@ def model_shape(
 
 def _feed_forward(config: Mapping[str, Any], hidden: int, layer: int) -> tuple[int, int]:
     """Weights of one layer's feed-forward part: those a token is multiplied with, and all."""
-    matrices = 2 if config.get("model_type") in _UNGATED else 3
+    matrices = 2 if config.get("model_type") in UNGATED else 3
     experts = _number(config, "num_local_experts", "num_experts", "n_routed_experts", default=0)
-    if not experts or not _is_sparse(config, layer):
+    if not experts or not is_sparse(config, layer):
         wide = _number(config, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * hidden)
         dense = matrices * hidden * wide
         return dense, dense
@@ -96,7 +96,8 @@ def _feed_forward(config: Mapping[str, Any], hidden: int, layer: int) -> tuple[i
     return active * expert + shared + router, experts * expert + shared + router
 
 
-def _is_sparse(config: Mapping[str, Any], layer: int) -> bool:
+def is_sparse(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer of a mixture of experts has experts."""
     if layer in (config.get("mlp_only_layers") or ()) or layer < (config.get("first_k_dense_replace") or 0):
         return False
     return (layer + 1) % (config.get("decoder_sparse_step") or 1) == 0

@@ -29,7 +29,8 @@ class Entry:
     Attributes:
         kind: the kind of `Device` it splits.
         rank: `auto` takes the usable backend with the highest; None: only when asked for by name.
-        arguments: what may follow the colon, ``P/D`` standing for a split; empty: nothing may.
+        arguments: what may follow the colon, ``P/D`` standing for a split, ``N`` and ``F`` for a whole number and for
+            a fraction, brackets for what may be left out; empty: nothing may.
     """
 
     name: str
@@ -101,8 +102,18 @@ def _choose(why_not: Callable[[Backend], str | None]) -> Backend:
 
 
 def _takes(entry: Entry, argument: str) -> bool:
-    forms = (re.escape(each).replace("P/D", r"\d+/\d+") for each in entry.arguments)
-    return any(re.fullmatch(form, argument) for form in forms)
+    return any(re.fullmatch(_form(each), argument) for each in entry.arguments)
+
+
+_PLACES = {r"P/D": r"\d+/\d+", "N": r"\d+", "F": r"\d+(\.\d+)?", r"\[": "(", r"\]": ")?"}
+
+
+def _form(spelling: str) -> str:
+    """The regular expression of an argument."""
+    form = re.escape(spelling)
+    for place, meaning in _PLACES.items():
+        form = form.replace(place, meaning)
+    return form
 
 
 def _find(name: str) -> Entry | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -227,21 +228,36 @@ class SimLanes:
 
 
 class Sim:
-    """The `Backend` for one kind of GPU. What its work costs is injected when `SimLanes` are made."""
+    """The `Backend` for one kind of GPU. What its work costs is injected when `SimLanes` are made.
 
-    def __init__(self, gpu: str) -> None:
+    Args:
+        gpu: a name of `GPUS`.
+        roofline: price by peak rates instead of measured kernels.
+        ranks: GPUs that share every matmul (tensor parallelism). The lanes are those of each of them alike.
+        contention: multiplies what a work takes beside a neighbour: 1.1 makes a neighbour 10 % worse than assumed.
+
+    Raises:
+        UsageError: no such GPU, or a number that makes no sense.
+    """
+
+    def __init__(self, gpu: str, *, roofline: bool = False, ranks: int = 1, contention: float = 1.0) -> None:
         if gpu not in GPUS:
             raise UsageError(f"no GPU {gpu!r} is known; there are {', '.join(GPUS)}")
+        if ranks < 1 or not 1.0 <= contention <= 10.0:
+            raise UsageError(f"sim:{gpu}: {ranks} GPUs and contention times {contention:g} make no sense")
         self.gpu = gpu
-        self.name = f"sim:{gpu}"
+        self.roofline = roofline
+        self.ranks = ranks
+        self.contention = contention
+        many, worse = f"x{ranks}" if ranks > 1 else "", f"~{contention:g}" if contention != 1.0 else ""
+        self.name = f"sim:{gpu}{'-roofline' if roofline else ''}{many}{worse}"
 
     def device(self) -> Device:
-        """The GPU's SMs, numbered from 0, and its whole memory."""
+        """One rank's SMs, numbered from 0, and its memory."""
         gpu = GPUS[self.gpu]
         capability = ".".join(map(str, gpu.capability))
-        return Device(
-            self.name, "sim", gpu.sms, tuple(range(gpu.sms)), gpu.memory_bytes, {"compute_capability": capability}
-        )
+        facts = {"compute_capability": capability}
+        return Device(self.name, "sim", gpu.sms, tuple(range(gpu.sms)), gpu.memory_bytes, facts)
 
     def splits(self) -> tuple[Split, ...]:
         """What the hardware's group sizes allow."""
@@ -252,7 +268,19 @@ class Sim:
         return None
 
 
-@register("sim", kind="sim", rank=None, arguments=tuple(GPUS))
+_FORM = re.compile(
+    rf"(?P<gpu>{'|'.join(GPUS)})(?P<roofline>-roofline)?(x(?P<ranks>\d+))?(~(?P<contention>\d+(\.\d+)?))?"
+)
+
+
+@register("sim", kind="sim", rank=None, arguments=tuple(f"{gpu}[-roofline][xN][~F]" for gpu in GPUS))
 def open_sim(argument: str) -> Backend:
-    """A virtual GPU by name."""
-    return Sim(argument)
+    """A virtual GPU by name: ``h100``, ``h100-roofline``, four that share a model ``h100x4``, and ``h100~1.2``."""
+    found = _FORM.fullmatch(argument)
+    assert found is not None  # the registry has checked the form
+    return Sim(
+        found["gpu"],
+        roofline=found["roofline"] is not None,
+        ranks=int(found["ranks"] or 1),
+        contention=float(found["contention"] or 1.0),
+    )

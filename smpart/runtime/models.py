@@ -80,6 +80,11 @@ def load_config_shape(name: str, *, dtype: str = "float32") -> ModelShape:
     return model_shape(model)
 
 
+def load_config(name: str) -> dict[str, Any]:
+    """A model's configuration by name, parsed. Names and errors as for `load_model`."""
+    return _config(name).to_dict()
+
+
 def load_positions(name: str) -> int:
     """Longest sequence that a model can serve, by name, without its weights. Names and errors as for `load_model`."""
     config = _config(name)  # outside: the embedded model may have to be prepared first, with real tensors

@@ -1,7 +1,21 @@
 """What a GPU really costs: the truth that virtual lanes are priced by. Shares no code with any predictor."""
 
+from smpart.sim.dimensions import Dimensions, dimensions
 from smpart.sim.gpus import PEAKS, Peaks
-from smpart.sim.models import MODELS, built_in
+from smpart.sim.host import Host
+from smpart.sim.models import DIMENSIONS, MODELS, built_in
 from smpart.sim.roofline import RooflineCost
+from smpart.sim.silicon import SiliconCost
 
-__all__ = ["MODELS", "PEAKS", "Peaks", "RooflineCost", "built_in"]
+__all__ = [
+    "DIMENSIONS",
+    "MODELS",
+    "PEAKS",
+    "Dimensions",
+    "Host",
+    "Peaks",
+    "RooflineCost",
+    "SiliconCost",
+    "built_in",
+    "dimensions",
+]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from smpart.errors import UsageError
-from smpart.partition import ModelShape, model_shape
+from smpart.partition import ModelShape
+from smpart.sim.dimensions import Dimensions, Weights, dimensions
 
 _CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
@@ -41,7 +42,16 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
-MODELS: dict[str, ModelShape] = {name: model_shape(config) for name, config in _CONFIGS.items()}
+_STORED: dict[str, Weights] = {"": "bfloat16", "-fp8": "fp8"}
+
+DIMENSIONS: dict[str, Dimensions] = {
+    name + suffix: dimensions(config, weights=weights)
+    for name, config in _CONFIGS.items()
+    for suffix, weights in _STORED.items()
+}
+"""By name; ``-fp8`` has 8-bit weights in the layers."""
+
+MODELS: dict[str, ModelShape] = {name: model.shape for name, model in DIMENSIONS.items()}
 
 
 def built_in(name: str) -> ModelShape:

@@ -8,27 +8,28 @@ fused one is absent counts gate and up as two matmuls and says so. Qwen3-32B's l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from smpart.bench.truths.models import CONFIGS, attention_only, layers_only, linears_only, rank_of
 from smpart.bench.truths.truth import Truth
-from smpart.errors import BackendUnavailable
 from smpart.partition import ModelShape, Shape
 from smpart.profiler.sample import Point
+from smpart.sim.op_tables import ENGINES, newest, read
 
 GPUS = {"a100_sxm": 108, "h100_sxm": 132, "h200_sxm": 132}
 """SMs of each GPU."""
 
-ENGINES = ("vllm", "sglang", "trtllm")
 KV_DTYPES = {"bfloat16": 2, "fp8": 1}
 """Bytes of one K or V element."""
 
 Times = dict[Shape, float]
+
+_ATTENTION = ("batch_size", "isl", "step", "window_size", "attn_dtype", "latency")
+_GEMM = ("m", "n", "k", "latency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,13 @@ class _Measured:
 
     def _truth(self, part: str, what: str, times: Times, model: ModelShape, notes: str) -> Truth:
         units = GPUS[self.gpu]
+        version = self._folder("attention" if part == "attention" else "gemm").name
         return Truth.of(
             f"aiconfigurator-{part}/{self.gpu}/{self.engine}/{what}",
             [(Point(shape, units), seconds) for shape, seconds in times.items()],
             model=model,
             units=units,
-            source=f"aiconfigurator-core: {self.gpu}, {self.engine} {self._folder(part).name}",
+            source=f"aiconfigurator-core: {self.gpu}, {self.engine} {version}",
             licence="Apache-2.0",
             notes=notes,
         )
@@ -128,7 +130,7 @@ class _Measured:
             "head_dim": model.head_dim,
             "kv_cache_dtype": kv_dtype,
         }
-        found = [row for row in _read(file, wanted) if not row.get("window_size")]
+        found = [row for row in _read(file, _ATTENTION, wanted) if not row.get("window_size")]
         # 16-bit arithmetic where it was measured; some engines compute in fp8 over an fp8 KV memory only.
         dtype = min((row["attn_dtype"] for row in found), default="")
         return [
@@ -148,31 +150,17 @@ class _Measured:
         """Seconds of 16-bit matmuls, by (outputs, inputs), then tokens."""
         wanted = {size for deployment in DEPLOYMENTS for size in deployment.matmuls}
         times: dict[tuple[int, int], dict[int, float]] = {size: {} for size in wanted}
-        for row in _read(self._folder("gemm") / "gemm_perf.parquet", {"gemm_dtype": "bfloat16"}):
+        for row in _read(self._folder("gemm") / "gemm_perf.parquet", _GEMM, {"gemm_dtype": "bfloat16"}):
             if (size := (row["n"], row["k"])) in wanted:
                 times[size][row["m"]] = row["latency"] / 1e3
         return times
 
-    def _folder(self, part: str) -> Path:
+    def _folder(self, kind: str) -> Path:
         """Folder of the newest version of the engine."""
-        kind = "attention" if part == "attention" else "gemm"
-        versions = (_data() / self.gpu / kind / self.engine).iterdir()
-        return max(
-            versions, key=lambda folder: [int("".join(filter(str.isdigit, x)) or 0) for x in folder.name.split(".")]
-        )
+        file = "context_attention_perf.parquet" if kind == "attention" else "gemm_perf.parquet"
+        return newest(self.gpu, kind, self.engine, file).parent
 
 
-def _data() -> Path:
-    spec = find_spec("aiconfigurator_core")
-    if spec is None or spec.origin is None:
-        raise BackendUnavailable("op timings need aiconfigurator-core: pip install 'smpart[sim]'")
-    return Path(spec.origin).parent / "systems" / "data"
-
-
-def _read(file: Path, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise BackendUnavailable("op timings need pyarrow: pip install 'smpart[profile]'") from None
-    table = parquet.read_table(file, filters=[(name, "=", value) for name, value in wanted.items()])
-    return cast("list[dict[str, Any]]", table.to_pylist())
+def _read(file: Path, columns: Sequence[str], wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+    table = read(file, columns, [(name, "=", value) for name, value in wanted.items()])
+    return [dict(zip(columns, row, strict=True)) for row in zip(*(table[c].tolist() for c in columns), strict=True)]

@@ -6,40 +6,27 @@ sequence counts that were all measured; nothing is interpolated.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 
 from smpart.bench.truths.models import attention_only, rank_of
-from smpart.bench.truths.truth import Truth, rows
+from smpart.bench.truths.truth import Truth
 from smpart.partition import Shape
 from smpart.profiler.sample import Point
+from smpart.sim.rtx4090 import PER_FORWARD, PER_LAYER, attention, ops
 
-FOLDER = "measured_rtx4090"
 SMS = 128
 MODEL = "llama-3.1-8b"
 
 _SOURCE = "casys-kaist/LLMServingSim: Llama-3.1-8B bf16 on an RTX 4090, vLLM 0.19"
-_PER_LAYER = {
-    "layernorm": 2,
-    "qkv_proj": 1,
-    "rotary_emb": 1,
-    "o_proj": 1,
-    "gate_up_proj": 1,
-    "act_fn": 1,
-    "down_proj": 1,
-}
-"""How often each op runs in a layer, attention apart."""
-
-_PER_FORWARD = ("embedding", "final_layernorm")
 
 
 def rtx4090() -> list[Truth]:
     """Attention of one layer, and whole forwards. Raises `UsageError` where the data is absent."""
-    attention = _attention()
+    layers = _attention()
     model = rank_of(MODEL)
     layer = Truth.of(
         "rtx4090-attention/llama-3.1-8b",
-        [(Point(shape, SMS), seconds) for shape, seconds in attention.items()],
+        [(Point(shape, SMS), seconds) for shape, seconds in layers.items()],
         model=attention_only(model),
         units=SMS,
         source=_SOURCE,
@@ -48,7 +35,7 @@ def rtx4090() -> list[Truth]:
     )
     forward = Truth.of(
         "rtx4090-forward/llama-3.1-8b",
-        [(Point(shape, SMS), seconds) for shape, seconds in _forwards(attention, model.layers).items()],
+        [(Point(shape, SMS), seconds) for shape, seconds in _forwards(layers, model.layers).items()],
         model=model,
         units=SMS,
         source=_SOURCE,
@@ -61,28 +48,19 @@ def rtx4090() -> list[Truth]:
 def _attention() -> dict[Shape, float]:
     """Seconds of one layer's attention."""
     measured = {}
-    for row in rows(f"{FOLDER}/attention.csv"):
-        chunk, before, batch, kv = (int(row[k]) for k in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"))
+    for (chunk, before, batch, context), seconds in attention().items():
         prefill = Shape.prefill([(chunk, before)] if chunk else [])
-        measured[prefill.join(Shape.decode(batch, batch * kv))] = float(row["time_us"]) / 1e6
+        measured[prefill.join(Shape.decode(batch, batch * context))] = seconds
     return measured
 
 
-def _forwards(attention: Mapping[Shape, float], layers: int) -> dict[Shape, float]:
+def _forwards(layer_times: Mapping[Shape, float], layers: int) -> dict[Shape, float]:
     """Seconds of whole forwards, where every op of it was measured."""
-    dense, head = _ops("dense.csv", "tokens"), _ops("per_sequence.csv", "sequences")["lm_head"]
+    dense, head = ops("dense.csv", "tokens"), ops("per_sequence.csv", "sequences")["lm_head"]
     whole = {}
-    for shape, seconds in attention.items():
+    for shape, seconds in layer_times.items():
         tokens, sampled = shape.tokens, shape.prefill_chunks + shape.decode_batch
-        if sampled in head and all(tokens in dense[op] for op in (*_PER_LAYER, *_PER_FORWARD)):
-            layer = seconds + sum(times * dense[op][tokens] for op, times in _PER_LAYER.items())
-            whole[shape] = layers * layer + sum(dense[op][tokens] for op in _PER_FORWARD) + head[sampled]
+        if sampled in head and all(tokens in dense[op] for op in (*PER_LAYER, *PER_FORWARD)):
+            layer = seconds + sum(times * dense[op][tokens] for op, times in PER_LAYER.items())
+            whole[shape] = layers * layer + sum(dense[op][tokens] for op in PER_FORWARD) + head[sampled]
     return whole
-
-
-def _ops(file: str, size: str) -> dict[str, dict[int, float]]:
-    """Seconds by op and size."""
-    ops: dict[str, dict[int, float]] = defaultdict(dict)
-    for row in rows(f"{FOLDER}/{file}"):
-        ops[row["layer"]][int(row[size])] = float(row["time_us"]) / 1e6
-    return ops

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from smpart.bench.truths.models import rank_of
-from smpart.bench.truths.truth import Truth, rows
+from smpart.bench.truths.truth import Truth
 from smpart.partition import ModelShape, Shape
 from smpart.profiler.sample import Point
+from smpart.sim.published import rows
 
 FILE = "sm_scaling_published_fits.csv"
 

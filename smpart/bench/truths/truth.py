@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from smpart.errors import UsageError
 from smpart.partition import ModelShape
 from smpart.profiler.sample import Point, matrix
 
 Floats = NDArray[np.float64]
-
-DATA_VARIABLE = "SMPART_DATA"
-"""Environment variable that names the folder of published data."""
-
-_BESIDE_THE_REPOSITORY = Path(__file__).parents[4] / "shared" / "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +59,3 @@ class Truth:
     def family(self) -> str:
         """First word of the name: truths of one family are reported together."""
         return self.name.split("/", 1)[0]
-
-
-def data_folder() -> Path:
-    """The folder of published data: ``SMPART_DATA``, or ``shared/data`` beside the repository.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
-    folder = Path(os.environ.get(DATA_VARIABLE) or _BESIDE_THE_REPOSITORY)
-    if not folder.is_dir():
-        raise UsageError(f"no published data in {folder}: set {DATA_VARIABLE} to the folder that holds it")
-    return folder
-
-
-def rows(relative: str) -> list[dict[str, str]]:
-    """Rows of a CSV file of the data folder. Raises `UsageError` where it is absent."""
-    path = data_folder() / relative
-    if not path.is_file():
-        raise UsageError(f"no {relative} in {data_folder()}: set {DATA_VARIABLE} to the folder that holds it")
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))

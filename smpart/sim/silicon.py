@@ -1,0 +1,73 @@
+"""A partitioned GPU as others measured it: kernels from their timings, then SMs, neighbour and host.
+
+Whole-GPU times are sums of measured kernels (`smpart.sim.measured`, `smpart.sim.rtx4090`). Fewer SMs and neighbours
+were measured by hardly anyone: `smpart.sim.scaling` states what is assumed, and `contention` sweeps it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from smpart.errors import UsageError
+from smpart.partition import Shape
+from smpart.partition.gpus import GPUS
+from smpart.sim import op_tables
+from smpart.sim.dimensions import Dimensions
+from smpart.sim.host import HOSTS, Host
+from smpart.sim.kernels import Kernels
+from smpart.sim.measured import measured
+from smpart.sim.rtx4090 import Rtx4090
+from smpart.sim.scaling import Load, Scaling
+
+_REMEMBERED = 1 << 16
+"""Prices kept: shapes of steps recur while a work is priced anew on every event of its neighbour."""
+
+
+class SiliconCost:
+    """Prices a whole forward; a `smpart.partition.sim.Cost`.
+
+    Args:
+        gpu: a name of `smpart.partition.gpus.GPUS`.
+        engine: whose kernels, one of `op_tables.ENGINES`; of an RTX 4090 there are vLLM's alone.
+        host: the engine's overheads; None: `HOSTS` of the engine.
+        contention: multiplies the kernels' time beside a neighbour: 1.1 makes a neighbour 10 % worse than assumed.
+
+    Raises:
+        UsageError: no such GPU or engine, or the RTX 4090's measurements are absent.
+        BackendUnavailable: the op tables are not installed; the message names the extra.
+        UnsupportedModel: weights or sizes of a kind that was not timed.
+    """
+
+    def __init__(
+        self, model: Dimensions, gpu: str, *, engine: str = "vllm", host: Host | None = None, contention: float = 1.0
+    ) -> None:
+        if gpu not in GPUS:
+            raise UsageError(f"no GPU {gpu!r} is known; there are {', '.join(GPUS)}")
+        if engine not in op_tables.ENGINES:
+            raise UsageError(f"no engine {engine!r} was timed; there are {', '.join(op_tables.ENGINES)}")
+        self._kernels: Kernels = Rtx4090(model) if gpu == "rtx4090" else measured(model, gpu, engine)
+        self._scaling = Scaling(gpu)
+        self._host = host or HOSTS[engine]
+        self._contention = contention
+        self._layers = lru_cache(maxsize=_REMEMBERED)(self._layers_of)
+        self._head = lru_cache(maxsize=_REMEMBERED)(self._head_of)
+        self._load = lru_cache(maxsize=_REMEMBERED)(self._load_of)
+
+    def __call__(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
+        """Seconds of the forward, the neighbour running all the while (empty and 0: nobody)."""
+        mine = self._load(shape, units)
+        host = self._host.seconds(shape)
+        if neighbour_units == 0 or neighbour.tokens == 0:
+            return host + self._host.pace * mine.seconds
+        return host + self._host.pace * self._contention * mine.beside(self._load(neighbour, neighbour_units))
+
+    def _load_of(self, shape: Shape, units: int) -> Load:
+        attention = self._scaling.load((self._kernels.attention(shape),), units)
+        sampled = shape.prefill_chunks + shape.decode_batch
+        return attention.join(self._layers(shape.tokens, units)).join(self._head(sampled, units))
+
+    def _layers_of(self, tokens: int, units: int) -> Load:
+        return self._scaling.load(self._kernels.layers(tokens), units)
+
+    def _head_of(self, sampled: int, units: int) -> Load:
+        return self._scaling.load(self._kernels.head(sampled), units)
