@@ -172,17 +172,22 @@ def _write(artefact: Artefact, judgement: Judgement, folder: Path, say: Callable
         write_whole(folder / FILE, json.dumps(artefact.report, indent=2).encode() + b"\n")
     except OSError as error:
         raise SmpartError(f"{folder}: the fit cannot be written ({error.strerror})") from None
+    _install(artefact, folder, say)
+    return Artefact.load(path)
+
+
+def _install(artefact: Artefact, folder: Path, say: Callable[[str], None]) -> None:
+    """For later runs, if it is of use to them."""
     solo = artefact.report["solo"]
     if solo is None or solo["median_ape"] > _USABLE:
         _log.warning("not installed for later runs, too little was measured: profile on, or give --profile %s", folder)
-        return Artefact.load(path)
+        return
     try:
         installed = artefact.install()
     except (SmpartError, RuntimeError) as error:  # a read-only home: the profile's own folder has it all the same
         _log.warning("not installed for later runs (%s): give --profile %s", error, folder)
     else:
         say(f"installed as {installed}: wrap, bench, demo and generate take it from now on; delete it to undo that")
-    return Artefact.load(path)
 
 
 def last_fit(folder: Path, samples: Sequence[Sample]) -> Mapping[str, Any] | None:

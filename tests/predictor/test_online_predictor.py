@@ -139,26 +139,13 @@ def test_no_observation_breaks_it(seen) -> None:
      (-1, 1.0, 1.0), (2, 0.0, 1.0), (2, 1.0, math.nan)],
 )  # fmt: skip
 def test_absurd_pieces_raise_nothing_and_are_outlived(units: int, fraction: float, seconds: float) -> None:
-    class Flat:
-        units = 2
-
-        def seconds(self, shape: Shape, units: int) -> float:
-            return 1.0
-
-        def contention(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
-            return 1.0
-
-        def margin(self, shape: Shape, beside: bool) -> float:
-            return 0.2
-
-    predictor, step = OnlinePredictor(Flat()), Shape.decode(4, 100)
-    predictor.observe(step, units, Shape(), fraction, seconds)
-    assert math.isfinite(predictor.predict(step, 2).upper) and math.isfinite(predictor.predict(step, 1).upper)
+    predictor = made()
+    predictor.observe(STEP, units, NOTHING, fraction, seconds)
+    assert math.isfinite(predictor.predict(STEP, 2).upper) and math.isfinite(predictor.predict(STEP, 1).upper)
     for _ in range(60):
-        predictor.observe(step, 2, Shape(), 1.0, 1.0)
-    assert predictor.predict(step, 2).mean == pytest.approx(1.0, rel=0.05)
+        predictor.observe(STEP, 2, NOTHING, 1.0, 1.0)
+    assert predictor.predict(STEP, 2).mean == pytest.approx(1.0, rel=0.05)
 
 
 def test_no_splits_have_no_sides() -> None:
-    predictor = made()
-    assert all(len(side) == 0 for side in predictor.predict_splits(Shape.decode(4, 100), Shape.prefill([(9, 0)]), ()))
+    assert all(len(side) == 0 for side in made().predict_splits(STEP, PROMPT, ()))
