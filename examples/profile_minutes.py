@@ -52,7 +52,7 @@ def main() -> None:
         raise SystemExit(f"profile_minutes: {error}") from None
     Console().print(table(rows))
     if options.json:
-        noise = {str(store.folder): repeat_noise(store.samples()) for store in (*stores, judge)}
+        noise = {store.folder.name: repeat_noise(store.samples()) for store in (*stores, judge)}
         record = {"schema": 1, "host": host(), "fingerprint": judge.fingerprint.digest, "noise": noise, "rows": rows}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(record, indent=1))
@@ -64,8 +64,8 @@ def rows_of(profile: Store, judge: Store) -> list[Any]:
     slow = paces([*samples, *judged]).tolist()
     seen = Measured.of(samples, slow[: len(samples)])
     known = set(seen.points)
-    fresh = [place for place, sample in enumerate(judged) if sample.point not in known]
-    asked = Measured.of([judged[place] for place in fresh], [slow[len(samples) + place] for place in fresh])
+    paced = zip(judged, slow[len(samples) :], strict=True)
+    asked = Measured.of(*zip(*((sample, pace) for sample, pace in paced if sample.point not in known), strict=True))
     model, units = profile.fingerprint.model, int(profile.fingerprint.device["units"])
     found = {"minutes": round(profile.minutes, 1), "points": len(seen.points)}
     return [

@@ -137,8 +137,11 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Measure a model on both lanes, alone and side by side, and fit what predicts it. Can be stopped and resumed."""
+    from rich.console import Console
+
     from smpart.bench.console import Display
     from smpart.bench.fit import fit_folder
+    from smpart.bench.fit_table import show
     from smpart.bench.output import print_json
     from smpart.bench.profile import Options, measure
     from smpart.predictor.estimators.doubt import Doubt
@@ -148,6 +151,7 @@ def profile(
     result = measure(
         options, Doubt, lambda folder: fit_folder(folder, say=display.say).report, display.say, display.budget
     )
+    show(result["fit"], display.console if as_json else Console(), display.say)
     if as_json:
         print_json(result)
 
@@ -162,14 +166,12 @@ def fit(
 
     from smpart.bench.console import Display
     from smpart.bench.fit import fit_folder
-    from smpart.bench.fit_table import lines, table
+    from smpart.bench.fit_table import show
     from smpart.bench.output import print_json
 
     display = Display(live=not as_json)
     made = fit_folder(folder, say=display.say).report
-    (display.console if as_json else Console()).print(table(made))
-    for line in lines(made):
-        display.say(line)
+    show(made, display.console if as_json else Console(), display.say)
     if as_json:
         print_json(made)
 

@@ -31,6 +31,11 @@ from smpart.profiler.store import Store
 _log = logging.getLogger(__name__)
 
 FILE = "fit.json"
+_KEYS = {"schema", "solo", "corun", "bound", "baselines", "nominal_coverage", "repeat_noise", "samples", "points",
+         "minutes", "measured", "tables", "host", "reasons"}  # fmt: skip
+"""What a report is read for."""
+_USABLE = 0.5
+"""Median held-out error of forwards alone up to which a profile is installed for later runs."""
 Estimators = Mapping[str, type[LatencyEstimator]]
 
 
@@ -56,7 +61,8 @@ def fit_folder(
 ) -> Fitted:
     """Fit a profile folder: judge our estimator and the published forms held out, then fit ours to everything.
 
-    Writes ``artefact.safetensors`` (and installs a copy in the user's cache), ``fit.json`` and ``heldout.parquet``.
+    Writes ``artefact.safetensors`` (and installs a copy in the user's cache, unless what it says of forwards that were
+    held out is off by half), ``fit.json`` and ``heldout.parquet``.
 
     Args:
         folder: of a profile, finished or not.
@@ -100,7 +106,7 @@ def fit_folder(
         "seconds": round(seconds, 3),
     }
     artefact = Artefact(store.fingerprint, tables.arrays(), report)
-    return Fitted(samples, report, judgement, _write(artefact, judgement, folder))
+    return Fitted(samples, report, judgement, _write(artefact, judgement, folder, say))
 
 
 def figures(judgement: Judgement) -> dict[str, Any]:
@@ -159,20 +165,29 @@ def _fit_all(estimator: Contention, measured: Measured, folder: Path) -> tuple[C
         raise UsageError(f"{folder}: the {count} points measured are too few to fit ({line}); profile on") from None
 
 
-def _write(artefact: Artefact, judgement: Judgement, folder: Path) -> Artefact:
+def _write(artefact: Artefact, judgement: Judgement, folder: Path, say: Callable[[str], None]) -> Artefact:
     try:
         judgement.save(folder)
         path = artefact.save(folder / NAME)
         write_whole(folder / FILE, json.dumps(artefact.report, indent=2).encode() + b"\n")
     except OSError as error:
         raise SmpartError(f"{folder}: the fit cannot be written ({error.strerror})") from None
+    _install(artefact, folder, say)
+    return Artefact.load(path)
+
+
+def _install(artefact: Artefact, folder: Path, say: Callable[[str], None]) -> None:
+    """For later runs, if it is of use to them."""
+    solo = artefact.report["solo"]
+    if solo is None or solo["median_ape"] > _USABLE:
+        _log.warning("not installed for later runs, too little was measured: profile on, or give --profile %s", folder)
+        return
     try:
         installed = artefact.install()
     except (SmpartError, RuntimeError) as error:  # a read-only home: the profile's own folder has it all the same
         _log.warning("not installed for later runs (%s): give --profile %s", error, folder)
     else:
-        _log.info("installed as %s", installed)
-    return Artefact.load(path)
+        say(f"installed as {installed}: wrap, bench, demo and generate take it from now on; delete it to undo that")
 
 
 def last_fit(folder: Path, samples: Sequence[Sample]) -> Mapping[str, Any] | None:
@@ -181,4 +196,5 @@ def last_fit(folder: Path, samples: Sequence[Sample]) -> Mapping[str, Any] | Non
         report = json.loads((folder / FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return report if isinstance(report, dict) and report.get("samples") == len(samples) else None
+    whole = isinstance(report, dict) and report.keys() >= _KEYS
+    return report if whole and report["samples"] == len(samples) else None

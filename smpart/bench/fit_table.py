@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from smpart.bench.judgement import OURS
 
 _TESTS = {"solo": "alone", "corun": "beside a neighbour", "scaling": "units left out"}
 _MISSING = {"median_ape": None, "p95_ape": None, "max_ape": None}
+
+
+def show(report: Mapping[str, Any], console: Console, say: Callable[[str], None]) -> None:
+    """All of it."""
+    console.print(table(report))
+    for line in lines(report):
+        say(line)
 
 
 def table(report: Mapping[str, Any]) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from smpart.predictor.accuracy import bound, quantile
 from smpart.profiler.sample import Point, Sample
 
 
@@ -58,7 +59,5 @@ def tightest_bound(samples: Iterable[Sample], coverage: float = 0.99) -> float |
     if not repeated:
         return None
     ratios, weights = np.concatenate(repeated), np.repeat([1.0 / len(r) for r in repeated], [len(r) for r in repeated])
-    order = np.argsort(ratios)
-    below = np.cumsum(weights[order])
-    factor = ratios[order[np.searchsorted(below, coverage * below[-1] - 1e-9)]]
-    return round(float(np.average(factor / ratios, weights=weights) - 1.0), 6)
+    upper = np.full(len(ratios), quantile(ratios, weights, coverage))
+    return bound(ratios, upper, weights).mean_excess

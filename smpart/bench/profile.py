@@ -74,7 +74,7 @@ class Options:
     def check(self) -> None:
         """Raise `UsageError` for what cannot be."""
         if not is_number(self.minutes) or self.minutes <= 0:
-            raise UsageError(f"--minutes {self.minutes}: must be above 0")
+            raise UsageError(f"--minutes {self.minutes}: must be a positive number")
         for name in ("max_prompt", "max_context", "max_batch"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -62,6 +62,21 @@ def bound(actual: Floats, upper: Floats, weights: Floats | None = None) -> Bound
     return Bound(round(float(covered), 6), round(float(excess), 6))
 
 
+def quantile(values: Floats, weights: Floats, share: float, beyond: float = 0.0) -> float:
+    """The least value that so much of the weight is at or under; the largest if that is more than there is.
+
+    Args:
+        beyond: weight to count as larger than all values: conformal prediction adds that of the one to come.
+
+    >>> quantile(np.array([3.0, 1.0, 2.0]), np.ones(3), 0.6), quantile(np.array([3.0, 1.0, 2.0]), np.ones(3), 0.6, 1.0)
+    (2.0, 3.0)
+    """
+    order = np.argsort(values)
+    below = np.cumsum(weights[order])
+    enough = np.searchsorted(below, (below[-1] + beyond) * share - 1e-9)
+    return float(values[order[min(int(enough), len(order) - 1)]])
+
+
 def groups(X: Floats, columns: slice) -> NDArray[np.intp]:  # noqa: N803 (scikit-learn's name)
     """Which rows are of one kind: equal in `columns` (shapes, or load mixes), whatever the rest."""
     return np.unique(X[:, columns], axis=0, return_inverse=True)[1].reshape(-1)

@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 Units = NDArray[np.intp]
 
+_ABSURD = 12.0
+"""Log ratio beyond which no clock is believed: what is further off counts as so much."""
 _NAMES = ("", "prefill", "decode", "a hybrid step")
 
 
@@ -121,6 +123,8 @@ class OnlinePredictor:
             units = [[split.decode for split in splits], [split.prefill for split in splits]]
             self._candidates = known = tuple(splits), np.array(units, dtype=np.intp)
         steps, heads = known[1]
+        if not len(steps):
+            return Sides(*(np.empty(0) for _ in range(4)))
         seconds = self.prior.both_sides(step, head, known[0])
         step_upper = self._corrected(seconds[0], step, steps, head)
         return Sides(seconds[0], step_upper, seconds[1], self._corrected(seconds[1], head, heads, step))
@@ -128,9 +132,9 @@ class OnlinePredictor:
     def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
         """Learn from a completed piece: `fraction` of the forward took `seconds`.
 
-        Pieces without measurable time or work are ignored.
+        Pieces without measurable time or work, or on units that there are not, are ignored.
         """
-        if not (seconds > 0.0 and fraction > 0.0 and math.isfinite(seconds)):
+        if not (0.0 < seconds < math.inf and 0.0 < fraction < math.inf and 0 < units <= self._units):
             return
         kind = kind_of(shape, neighbour)
         if kind < 4:
@@ -138,7 +142,8 @@ class OnlinePredictor:
         self.observations += 1
         prior, key = self.prior, solo_key(shape, units)
         region = self._regions.get(key)
-        shift = value = math.log(seconds / (fraction * prior.seconds(shape, units)))
+        shift = math.log(seconds) - math.log(fraction) - math.log(prior.seconds(shape, units))
+        shift = value = -_ABSURD if shift < -_ABSURD else _ABSURD if shift > _ABSURD else shift
         if kind & 3:
             others = self._units - units
             shift -= math.log(prior.contention(shape, units, neighbour, others if others > 0 else 1))

@@ -158,13 +158,11 @@ class Tables:
 
     def _prefill_log(self, shape: Shape, units: int) -> float:
         """Log seconds of the prefill part alone."""
-        tokens = shape.prefill_tokens
-        x, z = log2(tokens), log2(1.0 + shape.prefill_pairs / tokens)
-        one = (self._prefill.get(units) or self._between(self._prefill, units)).at(x, z)
-        if shape.prefill_chunks <= 1:
+        place, share = _prefill_place(shape), _packing(shape)
+        one = (self._prefill.get(units) or self._between(self._prefill, units)).at(*place)
+        if not share:
             return one
-        many = (self._packed.get(units) or self._between(self._packed, units)).at(x, z)
-        share = _packing(shape)
+        many = (self._packed.get(units) or self._between(self._packed, units)).at(*place)
         return log((1.0 - share) * exp(one) + share * exp(many))
 
     def _over(self, surfaces: dict[int, Surface], counts: Sequence[int]) -> list[Surface]:

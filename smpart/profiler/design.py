@@ -20,7 +20,7 @@ from smpart.profiler.experiment import Experiment
 from smpart.profiler.forecast import Forecast
 from smpart.profiler.sample import Point, Pressure, Sample
 from smpart.profiler.space import DIMENSIONS, Cube, Kind, Space, covering
-from smpart.profiler.visit import LONG_S, VISIT_S
+from smpart.profiler.visit import LONG_S, MOST, VISIT_S
 
 Doubt = Callable[[Sequence[Sample], Sequence[Point]], NDArray[np.float64]]
 """How unsure a model fitted to these samples is about each of these points; higher: measure it first."""
@@ -34,6 +34,8 @@ _DEAR_S, _DEAR_ROUNDS = 2.0, 2
 _COVERING = 6
 """Splits that the space is filled over."""
 _CANDIDATES = 160
+_MOST_NAMED = 40
+"""Of those, so many may be named at a time, however short they are: to take all would be no choice."""
 _ALIKE = 0.15
 """Distance in the cube within which two candidates would tell the same."""
 _TRIES = 400
@@ -102,7 +104,8 @@ class Design:
         longest = max(times)
         if experiment.beside:
             return Choice(experiment, stage, times[0], 1.5 * longest + sum(times))
-        return Choice(experiment, stage, longest, longest + (max(longest, VISIT_S) if longest < LONG_S else 0.0))
+        again = min(max(longest, VISIT_S), MOST * longest) if longest < LONG_S else 0.0
+        return Choice(experiment, stage, longest, longest + again)
 
     def fill(self) -> Choice | None:
         """The next one that fills the space; None when all that there is was measured."""
@@ -143,7 +146,7 @@ class Design:
     def _different(self, places: Cube, choices: Sequence[Choice], score: Cube, seconds: float) -> list[Choice]:
         chosen: list[Choice] = []
         fresh = np.ones(len(choices))
-        while seconds > 0 and len(chosen) < len(choices):
+        while seconds > 0 and len(chosen) < min(_MOST_NAMED, len(choices)):
             best = int(np.argmax(score * fresh))
             if score[best] * fresh[best] <= 0:
                 break

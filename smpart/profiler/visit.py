@@ -19,7 +19,7 @@ LONG_S = 0.5
 """A forward that takes longer is not run a whole time only to warm up: a short one does."""
 VISIT_S = 0.25
 """Short forwards are repeated for about so long in one visit,"""
-_MOST = 6
+MOST = 6
 """but no more often than this; as many of each side are kept of a longer visit."""
 _TRIES = 3
 _MOST_BESIDE = 256
@@ -64,7 +64,7 @@ class Visitor:
             return (self._timer.one(self._forward(experiment)).seconds,)
         work = self._forward(experiment)
         first = self._timer.one(work).seconds
-        count = max(1, min(_MOST, math.ceil(VISIT_S / first)))
+        count = max(1, min(MOST, math.ceil(VISIT_S / first)))
         return _seconds(self._timer.alone(work, count))
 
     def _beside(
@@ -74,7 +74,7 @@ class Visitor:
         runs: list[Completion] = []
         others: list[Completion] = []
         for _ in range(_TRIES):
-            count = max(1, math.ceil(min(VISIT_S, _MOST * mine, 2 * VISIT_S) / mine), math.ceil(2 * beside / mine))
+            count = max(1, math.ceil(min(VISIT_S, MOST * mine, 2 * VISIT_S) / mine), math.ceil(2 * beside / mine))
             ran, ran_beside = self._timer.beside(work, neighbour, min(count, _MOST_BESIDE))
             mine, beside = (min(c.seconds for c in done) for done in (ran, ran_beside))
             self._pace[experiment] = mine, beside
@@ -109,7 +109,7 @@ class Visitor:
             self._timer.one(once)  # compiles
             bursts = max(1, math.ceil(_PRESS_S / self._timer.one(once).seconds))
             work = self._works.foreign(side, split, Contender(kind, bursts))
-            runs = self._timer.alone(work, _MOST)[1:]
+            runs = self._timer.alone(work, MOST)[1:]
             seconds = sum(run.seconds for run in runs)
             pressed: list[Pressed] = [run.result for run in runs]
             rates = sum(p.bytes for p in pressed) / seconds, sum(p.flops for p in pressed) / seconds
@@ -118,6 +118,6 @@ class Visitor:
 
 
 def _seconds(runs: Sequence[Completion]) -> tuple[float, ...]:
-    """Of at most `_MOST` runs, evenly spread over them."""
-    step = max(1, math.ceil(len(runs) / _MOST))
+    """Of at most `MOST` runs, evenly spread over them."""
+    step = max(1, math.ceil(len(runs) / MOST))
     return tuple(run.seconds for run in runs[::step])

@@ -131,3 +131,21 @@ def test_no_observation_breaks_it(seen) -> None:
         for beside in (NOTHING, PROMPT):
             estimate = predictor.predict(shape, 1, beside)
             assert 0 < estimate.mean <= estimate.upper < math.inf
+
+
+@pytest.mark.parametrize(
+    ("units", "fraction", "seconds"),
+    [(2, math.inf, 1.0), (2, 1e300, 5e-324), (2, 1e-12, 1e300), (2, 5e-324, 1e308), (3, 1.0, 1.0), (0, 1.0, 1.0),
+     (-1, 1.0, 1.0), (2, 0.0, 1.0), (2, 1.0, math.nan)],
+)  # fmt: skip
+def test_absurd_pieces_raise_nothing_and_are_outlived(units: int, fraction: float, seconds: float) -> None:
+    predictor = made()
+    predictor.observe(STEP, units, NOTHING, fraction, seconds)
+    assert math.isfinite(predictor.predict(STEP, 2).upper) and math.isfinite(predictor.predict(STEP, 1).upper)
+    for _ in range(60):
+        predictor.observe(STEP, 2, NOTHING, 1.0, 1.0)
+    assert predictor.predict(STEP, 2).mean == pytest.approx(1.0, rel=0.05)
+
+
+def test_no_splits_have_no_sides() -> None:
+    assert all(len(side) == 0 for side in made().predict_splits(STEP, PROMPT, ()))

@@ -18,7 +18,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from smpart import cli
-from smpart.bench import fit, profile
+from smpart.bench import fit, fit_table, profile
 from smpart.profiler.store import Store
 from smpart.sim import RooflineCost, built_in
 
@@ -38,6 +38,7 @@ def unfitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
         return SimpleNamespace(report={"solo": {"median_ape": 0.01}})
 
     monkeypatch.setattr(fit, "fit_folder", fitted)
+    monkeypatch.setattr(fit_table, "show", lambda report, console, say: None)
     monkeypatch.setenv("SMPART_CACHE", str(tmp_path / "cache"))
     return folders
 
@@ -83,9 +84,9 @@ def test_a_second_run_goes_on_with_the_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--minutes", "0"), "--minutes 0.0: must be above 0"),
-        (("--minutes", "-1"), "--minutes -1.0: must be above 0"),
-        (("--minutes", "nan"), "--minutes nan: must be above 0"),
+        (("--minutes", "0"), "--minutes 0.0: must be a positive number"),
+        (("--minutes", "-1"), "--minutes -1.0: must be a positive number"),
+        (("--minutes", "nan"), "--minutes nan: must be a positive number"),
         (("--max-batch", "0"), "--max-batch 0: must be at least 1"),
         (("--backend", "nonsense"), "nonsense"),
     ],

@@ -98,7 +98,7 @@ def test_half_way_the_model_is_asked(tmp_path: Path) -> None:
         return np.array([1.0 + point.shape.decode_batch for point in points])
 
     with store(tmp_path) as kept:
-        stages = run(sweep(sim_lanes(), kept, 60.0, doubt=doubt))
+        stages = run(sweep(sim_lanes(), kept, 30.0, doubt=doubt))
         samples = kept.samples()
     assert stages == sorted(stages, key=["fill", "active"].index) and {"fill", "active"} == set(stages)
     assert asked and all(samples and points > 20 for samples, points in asked)

@@ -32,10 +32,9 @@ def profile_page(folder: Path, say: Callable[[str], None]) -> Page:
     else:
         judgement = Judgement.load(folder, Measured.of(samples))
     fingerprint = store.fingerprint
-    name = str(store.configuration.get("model") or "a model")
-    device = fingerprint.device
+    device, model = fingerprint.device, fingerprint.model
     return Page(
-        title=f"Profile of {name} on {device['name']}",
+        title=f"Profile of a model of {model.layers} layers x {model.hidden} on {device['name']}",
         subtitle=(
             f"backend {fingerprint.backend}, {device['units']} units, {fingerprint.dtype}; {report['samples']} samples "
             f"in {report['minutes']:.1f} minutes of measuring"

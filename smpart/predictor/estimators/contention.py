@@ -10,7 +10,7 @@ from sklearn.model_selection import GroupKFold
 from sklearn.utils.validation import check_is_fitted
 
 from smpart.partition import ModelShape
-from smpart.predictor.accuracy import groups
+from smpart.predictor.accuracy import groups, quantile
 from smpart.predictor.estimators.alone import Alone
 from smpart.predictor.estimators.base import MIX, NEIGHBOUR, SHAPE, UNITS, Floats, LatencyEstimator, column
 from smpart.predictor.estimators.phase import phases
@@ -219,10 +219,7 @@ def _quantiles(keys: list[_Key], scores: Floats, weights: Floats, coverage: floa
     widths: dict[_Key, float] = {}
     for key in set(keys):
         rows = np.flatnonzero([other == key for other in keys])
-        order = rows[np.argsort(scores[rows])]
-        below = np.cumsum(weights[order])
-        enough = np.searchsorted(below, (below[-1] + 1.0) * coverage - 1e-9)
-        widths[key] = max(0.0, float(scores[order[min(int(enough), len(order) - 1)]]))
+        widths[key] = max(0.0, quantile(scores[rows], weights[rows], coverage, beyond=1.0))
     return widths
 
 
