@@ -194,7 +194,7 @@ def test_bench_in_virtual_time(tmp_path: Path) -> None:
         assert set(run) >= set(RUN_KEYS.split())
         assert run["requests"] == run["finished"] + run["refused"] + run["failed"] == 12
     assert {p.name for p in out.iterdir()} == {
-        "config.json", "results.json", "requests.parquet", "lanes.png", "goodput.png", "latencies.png",
+        "config.json", "results.json", "requests.parquet", "lanes.png", "goodput.png", "latencies.png", "shares.png",
     }  # fmt: skip
 
 
