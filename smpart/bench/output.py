@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from smpart.bench import plots
 from smpart.bench.console import Display
 from smpart.bench.host import host
@@ -60,7 +58,7 @@ class Output:
         """Print and write what `runs` gave; `more` goes into the JSON."""
         results = document(self.command, host(), [run.record for run in runs], **more)
         view = table([run.record for run in runs], title)
-        (self.display.console if self.as_json else Console()).print(view)
+        self.display.tables.print(view)
         if self.folder is not None:
             paths = [*write(self.folder, results, runs, self.config), *self._pictures(self.folder, runs, device, title)]
             self.display.say("written: " + ", ".join(map(str, paths)))
