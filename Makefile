@@ -63,8 +63,8 @@ $(MODEL): $(INSTALLED)
 demo: model ## the main job: SmolLM2 on two lanes, against mixed and chunked, with a table and a picture
 	@$(BIN)/smpart demo
 
-test: model ## the fast tests
-	@$(BIN)/python -m pytest -m "not slow" --benchmark-disable
+test: model ## the fast tests, two files at a time
+	@$(BIN)/python -m pytest -m "not slow" --benchmark-disable --numprocesses 2 --dist loadfile
 
 test-all: model ## every test
 	@$(BIN)/python -m pytest --benchmark-disable

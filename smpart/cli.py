@@ -1,14 +1,19 @@
 """The command line. Every command takes ``--json``: stdout's last line is then one JSON object; logs go to stderr.
 
-Exit codes: 0 done, 1 failed, 2 bad usage or input, 130 interrupted. What a command needs is imported when it runs.
+Exit codes: 0 done, 1 failed, 2 bad usage or input, 130 interrupted, 143 terminated. What a command needs is
+imported when it runs.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -40,14 +45,26 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as stdout's last line.")]
-Backend = Annotated[str, typer.Option(help="auto, green, mps, cores, or sim:<gpu> (bench only).")]
+Backend = Annotated[str, typer.Option(help="auto, green, mps, cores, or sim:<gpu> (in virtual time).")]
 Profile = Annotated[str, typer.Option(help="auto, none, or the folder or file of a profile that must match.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of arrivals, prompts and sampling.")]
 
 
 def main() -> None:
     """The entry point of ``smpart``."""
-    app()
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would fail again at exit
+        raise SystemExit(f"smpart: stdout cannot be written ({error.strerror})") from None
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End as on Ctrl-C, so that everything that was started is ended too."""
+    raise SystemExit(128 + number)
 
 
 def _show_version(wanted: bool) -> None:
@@ -137,8 +154,6 @@ def profile(
     as_json: Json = False,
 ) -> None:
     """Measure a model on both lanes, alone and side by side, and fit what predicts it. Can be stopped and resumed."""
-    from rich.console import Console
-
     from smpart.bench.console import Display
     from smpart.bench.fit import fit_folder
     from smpart.bench.fit_table import show
@@ -147,11 +162,11 @@ def profile(
     from smpart.predictor.estimators.doubt import Doubt
 
     options = Options(model, out, minutes, backend, dtype, seed, max_prompt, max_context, max_batch)
-    display = Display(live=not as_json)
+    display = Display(as_json=as_json)
     result = measure(
         options, Doubt, lambda folder: fit_folder(folder, say=display.say).report, display.say, display.budget
     )
-    show(result["fit"], display.console if as_json else Console(), display.say)
+    show(result["fit"], display.tables, display.say)
     if as_json:
         print_json(result)
 
@@ -162,16 +177,14 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Samples to artefact and error report: held-out errors, bounds, noise, and the published forms beside ours."""
-    from rich.console import Console
-
     from smpart.bench.console import Display
     from smpart.bench.fit import fit_folder
     from smpart.bench.fit_table import show
     from smpart.bench.output import print_json
 
-    display = Display(live=not as_json)
+    display = Display(as_json=as_json)
     made = fit_folder(folder, say=display.say).report
-    show(made, display.console if as_json else Console(), display.say)
+    show(made, display.tables, display.say)
     if as_json:
         print_json(made)
 
@@ -187,7 +200,7 @@ def report(
     from smpart.bench.output import print_json
     from smpart.bench.pages.make import write_report
 
-    path = write_report(folder, out, Display(live=not as_json).say)
+    path = write_report(folder, out, Display(as_json=as_json).say)
     if as_json:
         print_json({"schema": 1, "command": "report", "page": str(path)})
     else:
@@ -244,11 +257,12 @@ def bench(
     rates, shares = numbers("--rate", rate), numbers("--attainment", attainment)
     options = Options(policies, source, objectives, rates, speedup, repeat, capacity, shares, jobs)
     options.check()
-    display = Display(live=not as_json)
+    display = Display(as_json=as_json)
     config = {"model": model, "backend": backend, "dtype": dtype, "profile": profile, "options": asdict(options)}
     output = Output("bench", as_json, out, config, display)
     output.check()
     with Deployment.open(model, backend=backend, dtype=dtype, profile=profile) as deployment:
+        display.say(f"profile: {deployment.profile_words}")
         made = Bench(deployment, options, display.say, display.watch)
         with crew(made, display.say) as workers:
             runs = list(at_capacity(made, workers, display.say) if capacity else workers.runs(made.tasks()))
@@ -272,12 +286,13 @@ def demo(
     from smpart.bench.output import Output
     from smpart.engine.deployment import Deployment
 
-    display = Display(live=not as_json)
+    display = Display(as_json=as_json)
     config = {"model": model, "backend": backend, "dtype": dtype, "profile": profile, "seed": seed}
     output = Output("demo", as_json, out, config, display)
     output.check()
     display.say(f"loading {model}")
     with Deployment.open(model, backend=backend, dtype=dtype, profile=profile) as deployment:
+        display.say(f"profile: {deployment.profile_words}")
         show = Demo(deployment, seed, display.say, display.watch)
         runs = []
         for run in show.runs():

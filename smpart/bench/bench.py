@@ -235,7 +235,7 @@ class Bench:
             speed = measure(self.deployment, prompt)
         self._say(
             f"measured under {speed.lanes}: prefill {speed.prefill_tok_s:.4g} tok/s, "
-            f"decode step {1e3 * speed.step(1):.3g} ms at batch 1, {1e3 * speed.step(8):.3g} ms at batch 8"
+            f"decode step {1e3 * speed.step(1):,.1f} ms at batch 1, {1e3 * speed.step(8):,.1f} ms at batch 8"
         )
         return speed
 

@@ -18,11 +18,20 @@ _LINE_S = 30.0
 
 
 class Display:
-    """Log lines, and a live line for each replay where stderr is a terminal."""
+    """Log lines, and a live line for each replay where stderr is a terminal.
 
-    def __init__(self, *, live: bool) -> None:
+    Args:
+        as_json: stdout is for one line of JSON, and nothing moves.
+
+    Attributes:
+        console: stderr.
+        tables: where results for people go.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
         self.console = Console(stderr=True, highlight=False)
-        self._live = live and self.console.is_terminal
+        self.tables = self.console if as_json else Console()
+        self._live = not as_json and self.console.is_terminal
 
     def say(self, line: str) -> None:
         """One line of log."""

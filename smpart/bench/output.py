@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from smpart.bench import plots
 from smpart.bench.console import Display
 from smpart.bench.host import host
@@ -59,9 +57,8 @@ class Output:
     def report(self, runs: Sequence[Run], device: Device, title: str, **more: object) -> None:
         """Print and write what `runs` gave; `more` goes into the JSON."""
         results = document(self.command, host(), [run.record for run in runs], **more)
-        console = self.display.console if self.as_json else Console()
         for part, name in _by_rate(runs, title):
-            console.print(table([run.record for run in part], name))
+            self.display.tables.print(table([run.record for run in part], name))
         if self.folder is not None:
             paths = [*write(self.folder, results, runs, self.config), *self._pictures(self.folder, runs, device, title)]
             self.display.say("written: " + ", ".join(map(str, paths)))

@@ -141,6 +141,11 @@ class Deployment:
         return None if self.profile is None else {**self.profile.about, "contradiction": self.contradiction}
 
     @property
+    def profile_words(self) -> str:
+        """The same in a line for people."""
+        return "no profile: predictions from physics, corrected" if self.profile is None else self.profile.words
+
+    @property
     def max_len(self) -> int:
         """Longest prompt and answer together, in tokens."""
         return self.board.max_len

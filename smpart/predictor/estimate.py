@@ -52,11 +52,36 @@ class Predictor(Protocol):
         """Learn from a completed piece: `fraction` of the forward took `seconds`."""
 
     def predict_splits(self, step: Shape, head: Shape, splits: Sequence[Split]) -> Sides:
-        """What `predict` says of both sides of each split: `step` on its decode units beside `head` on the others."""
+        """What `predict` says of both sides of each split: `step` on its decode units beside `head` on the others.
+
+        Args:
+            step: decode rows and nothing else.
+            head: prompt tokens and nothing else.
+            splits: both lanes of each with units.
+
+        Raises:
+            ValueError: other shapes or splits: such choices have no two sides.
+        """
+
+
+def require_sides(step: Shape, head: Shape) -> None:
+    """Raise the `ValueError` of `Predictor.predict_splits` about shapes that are not a lane's."""
+    if not step.decode_batch or step.prefill_tokens or not head.prefill_tokens or head.decode_batch:
+        raise ValueError(f"a decode step beside a prefill, not {step} beside {head}")
+
+
+def require_shared(splits: Sequence[Split]) -> None:
+    """Raise the `ValueError` of `Predictor.predict_splits` about splits that give one lane everything."""
+    if not all(split.prefill and split.decode for split in splits):
+        raise ValueError(f"splits with two lanes, not {', '.join(map(str, splits))}")
 
 
 def split_by_split(predictor: Predictor, step: Shape, head: Shape, splits: Sequence[Split]) -> Sides:
     """`Predictor.predict_splits` for predictors that have no faster way."""
-    steps = [predictor.predict(step, split.decode, head) for split in splits]
-    heads = [predictor.predict(head, split.prefill, step) for split in splits]
-    return Sides(*(np.array(values) for values in (*zip(*steps, strict=True), *zip(*heads, strict=True))))
+    require_sides(step, head)
+    require_shared(splits)
+    both = np.empty((4, len(splits)))
+    for column, split in zip(both.T, splits, strict=True):
+        column[:2] = predictor.predict(step, split.decode, head)
+        column[2:] = predictor.predict(head, split.prefill, step)
+    return Sides(*both)

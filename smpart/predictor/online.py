@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smpart.partition import Shape, Split
-from smpart.predictor.estimate import NOTHING, Estimate, Floats, Sides
+from smpart.predictor.estimate import NOTHING, Estimate, Floats, Sides, require_shared, require_sides
 from smpart.predictor.keys import HYBRID, beside_key, kind_of, solo_key
 from smpart.predictor.regions import TRUSTED, Family, Kind, Region
 
@@ -118,8 +118,10 @@ class OnlinePredictor:
 
         Quickest where `splits` is the same tuple from call to call.
         """
+        require_sides(step, head)
         known = self._candidates
         if known[0] is not splits:
+            require_shared(splits)
             units = [[split.decode for split in splits], [split.prefill for split in splits]]
             self._candidates = known = tuple(splits), np.array(units, dtype=np.intp)
         steps, heads = known[1]

@@ -36,6 +36,21 @@ _NO_TIME = -50.0
 """Log seconds of a forward of nothing."""
 
 
+class _ByUnits(dict[int, Surface]):
+    """Surfaces by number of units. One that was not compiled lies between its neighbours, in log units, and is kept."""
+
+    def __missing__(self, units: int) -> Surface:
+        above = min((count for count in self if count >= units), default=max(self))
+        below = max((count for count in self if count <= units), default=min(self))
+        share = 0.0 if above == below else log2(units / below) / log2(above / below)
+        self[units] = made = self[below].blend(self[above], share)
+        return made
+
+    def over(self, counts: Sequence[int]) -> list[Surface]:
+        """One for each number of units."""
+        return [self[units] for units in counts]
+
+
 class Tables:
     """A compiled estimator; what `OnlinePredictor` corrects.
 
@@ -67,10 +82,10 @@ class Tables:
         self._margins = {phase: self._surface(phase, arrays[f"{phase}_margin"]) for phase in (PREFILL, DECODE, HYBRID)}
         self._beside = [float(width) for width in arrays["beside_margin"]]
 
-    def _by_units(self, name: str) -> dict[int, Surface]:
-        return {
-            count: self._surface(name, values) for count, values in zip(self.counts, self._arrays[name], strict=True)
-        }
+    def _by_units(self, name: str) -> _ByUnits:
+        return _ByUnits(
+            (count, self._surface(name, values)) for count, values in zip(self.counts, self._arrays[name], strict=True)
+        )
 
     def _surface(self, name: str, values: NDArray[Any]) -> Surface:
         x, z = (Axis(float(s), float(d), int(n)) for s, d, n in self._arrays[f"{name}_axes"])
@@ -105,8 +120,7 @@ class Tables:
             bytes_s = self._asked(neighbour, self._log(neighbour, neighbour_units))
             self._other = other = neighbour, neighbour_units, bytes_s
         surfaces = self._decode_slower if decode else self._prefill_slower
-        surface = surfaces.get(units) or self._between(surfaces, units)
-        return exp(surface.at(self._asked(shape, logarithm), other[2]))
+        return exp(surfaces[units].at(self._asked(shape, logarithm), other[2]))
 
     def both_sides(self, step: Shape, head: Shape, splits: tuple[Split, ...]) -> Floats:
         """`seconds` times `contention` of a decode step and of a prefill beside it: float64[2, splits]."""
@@ -114,9 +128,9 @@ class Tables:
         if known is None or known[0] is not splits:
             decode, prefill = [split.decode for split in splits], [split.prefill for split in splits]
             both = BothSides(
-                (self._over(self._decode, decode), self._over(self._prefill, prefill)),
-                self._over(self._packed, prefill),
-                (self._over(self._decode_slower, decode), self._over(self._prefill_slower, prefill)),
+                (self._decode.over(decode), self._prefill.over(prefill)),
+                self._packed.over(prefill),
+                (self._decode_slower.over(decode), self._prefill_slower.over(prefill)),
             )
             self._both = known = splits, both
         moved = self._asked(step, 0.0), self._asked(head, 0.0)
@@ -131,7 +145,7 @@ class Tables:
             return self._beside[1 if decode else 0]
         if decode:
             return self._margins[DECODE].nearest(*_decode_place(shape))
-        return self._margins[PREFILL].nearest(*_prefill_place(shape))
+        return self._margins[PREFILL].nearest(*_prefill_place(shape)) if prefill else 0.0
 
     def _asked(self, shape: Shape, log_seconds: float) -> float:
         """log2 of the bytes a second that a forward moves when it takes so long."""
@@ -147,35 +161,22 @@ class Tables:
         if tokens:
             return self._prefill_log(shape, units)
         if rows:
-            surface = self._decode.get(units) or self._between(self._decode, units)
-            return surface.at(log2(rows), log2(1.0 + shape.decode_context / rows))
+            return self._decode[units].at(log2(rows), log2(1.0 + shape.decode_context / rows))
         return _NO_TIME
 
     def _parts(self, shape: Shape, units: int) -> tuple[float, float]:
         """log2 seconds of both parts of a hybrid step, each alone."""
-        decode = self._decode.get(units) or self._between(self._decode, units)
+        decode = self._decode[units]
         return self._prefill_log(shape, units) * _LOG2_E, decode.at(*_decode_place(shape)) * _LOG2_E
 
     def _prefill_log(self, shape: Shape, units: int) -> float:
         """Log seconds of the prefill part alone."""
         place, share = _prefill_place(shape), _packing(shape)
-        one = (self._prefill.get(units) or self._between(self._prefill, units)).at(*place)
+        one = self._prefill[units].at(*place)
         if not share:
             return one
-        many = (self._packed.get(units) or self._between(self._packed, units)).at(*place)
+        many = self._packed[units].at(*place)
         return log((1.0 - share) * exp(one) + share * exp(many))
-
-    def _over(self, surfaces: dict[int, Surface], counts: Sequence[int]) -> list[Surface]:
-        """A surface for each number of units."""
-        return [surfaces.get(units) or self._between(surfaces, units) for units in counts]
-
-    def _between(self, surfaces: dict[int, Surface], units: int) -> Surface:
-        """A surface for a number of units that was not compiled: between its neighbours, in log units; kept."""
-        above = next((count for count in self.counts if count >= units), self.counts[-1])
-        below = next((count for count in reversed(self.counts) if count <= units), self.counts[0])
-        share = 0.0 if above == below else log2(units / below) / log2(above / below)
-        surfaces[units] = made = surfaces[below].blend(surfaces[above], share)
-        return made
 
 
 def _prefill_place(shape: Shape) -> tuple[float, float]:

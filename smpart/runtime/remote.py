@@ -72,7 +72,6 @@ class RemoteWorker:
                 ours.close()
                 raise
         self.up, self.ready = True, False
-        self.body += 1
         self._channel = Channel(ours, blocking=False)
         self._channel.send(self._crew.first_message(self.seat, tuple(self._segments), self.last))
 
@@ -127,6 +126,7 @@ class RemoteWorker:
         self._channel.close()
         self._child.close()
         self.up = self.ready = False
+        self.body += 1  # now, not when the next one starts: works may be held for that before it does
         return lost
 
     def count_death(self, code: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_a_stage_that_hangs_is_ended_with_its_children_and_keeps_what_it_had(tmp
     stages, _ = run(tmp_path, [toy("hangs", limit_s=5.0)], least_s=0.0)
     (stage,) = stages.values()
     assert stage["error"] == "it was not done after 5 s" and stage["before"] == 1
-    assert not Path(f"/proc/{stage['child']}").exists() or "Z" in _state(stage["child"])
+    assert ends(stage["child"])
     assert any("about to hang" in line for line in stage["printed"])
     assert any("in hangs" in line for line in stage["printed"]), "where it hung is shown"
 
@@ -100,6 +101,7 @@ def test_a_stage_that_is_ended_can_stop_what_it_started(tmp_path: Path, monkeypa
     assert mark.read_text() == "stopped"
 
 
+@pytest.mark.slow
 def test_later_stages_get_what_is_left(tmp_path: Path) -> None:
     stages, _ = run(tmp_path, [toy("hangs"), toy("fine")], total_s=3.0, least_s=1.0)
     hung, late = stages.values()
@@ -315,5 +317,13 @@ def test_the_table_can_be_made_of_whatever_there_is(stages: dict[str, Any]) -> N
     assert sum("not measured" in row for row in text) == len(report.TARGETS)
 
 
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def ends(pid: int, within_s: float = 30.0) -> bool:
+    """Whether a process that was killed is gone: a killed one may run on for a moment on a busy machine."""
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([watched], [], [], within_s)[0])
+    finally:
+        os.close(watched)

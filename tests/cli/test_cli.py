@@ -134,9 +134,12 @@ def test_lengths_without_a_rate(tmp_path: Path) -> None:
     assert last_json(result)["runs"][0]["rate"] == pytest.approx(10)
 
 
-def test_a_full_stdout_is_one_line() -> None:
+@pytest.mark.parametrize(
+    "arguments", [("--version",), pytest.param(("doctor", "--json"), marks=pytest.mark.slow)], ids=" ".join
+)
+def test_a_full_stdout_is_one_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "smpart", "doctor", "--json"]
+        command = [sys.executable, "-m", "smpart", *arguments]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 1 and ended.stderr.startswith("smpart: ") and "Traceback" not in ended.stderr
 

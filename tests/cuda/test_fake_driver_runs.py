@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DRIVERS = ("12.4", "13.0", *(pytest.param(version, marks=pytest.mark.slow) for version in ("12.8", "13.1")))
+DRIVERS = ("13.0", *(pytest.param(version, marks=pytest.mark.slow) for version in ("12.4", "12.8", "13.1")))
 NEEDED = {"gcc": shutil.which("gcc"), "cuda-python": find_spec("cuda"), "nvidia-cuda-runtime": find_spec("nvidia")}
 
 

@@ -111,6 +111,7 @@ def test_cancel_ends_a_request_and_frees_its_blocks(engine) -> None:
     assert engine.core.state.pool.owned == 0
 
 
+@pytest.mark.slow
 def test_the_forking_process_may_die_too(engine, model) -> None:
     handle = engine.submit([1, 5, 9], greedy(150))
     next(iter(handle))

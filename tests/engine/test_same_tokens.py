@@ -45,7 +45,7 @@ def run(deployment, model, seed: int, *, kills: int = 0, cancels: float = 0.2, c
         for i, p in enumerate(prompts(rng, count, 150))
     ]
     cancelled, turns = set(), 0
-    deaths = set(rng.choice(np.arange(5, 60), kills, replace=False).tolist())
+    deaths = set(rng.choice(np.arange(3, 15), kills, replace=False).tolist())  # early: with work left to notice it
     for request in requests:
         core.add(request)
         if rng.random() < cancels:
@@ -61,6 +61,7 @@ def run(deployment, model, seed: int, *, kills: int = 0, cancels: float = 0.2, c
             side = Side.PREFILL if rng.random() < 0.5 else Side.DECODE
             with contextlib.suppress(ProcessLookupError):
                 os.kill(deployment.lanes.pid(side), signal.SIGKILL)
+    assert turns > max(deaths, default=0)
     for request in requests:
         if request.id not in cancelled:
             assert request.finish_reason is FinishReason.LENGTH, request.error

@@ -82,6 +82,7 @@ def test_installed_package_is_imported_from_outside_the_checkout(installed: Path
     assert where[1] == "3/1"
 
 
+@pytest.mark.slow
 def test_installed_command_runs(installed: Path, tmp_path: Path) -> None:
     assert "doctor" in run([installed / "smpart", "--help"], tmp_path)
     assert run([installed / "smpart", "doctor", "--json"], tmp_path).rstrip().endswith("}")

@@ -38,3 +38,21 @@ def test_as_split_by_split(prior, step: Shape, head: Shape, seed: int, seen: int
             predictor.observe(shape, units, beside, 1.0, prior.seconds(shape, units) * np.exp(rng.normal(0.1, 0.1)))
     fast, slow = predictor.predict_splits(step, head, SPLITS), split_by_split(predictor, step, head, SPLITS)
     np.testing.assert_allclose(np.array(fast), np.array(slow), rtol=1e-9)
+
+
+@pytest.mark.parametrize("prior", [MADE, RooflinePrior(MODEL, BACKEND.device())], ids=["tables", "roofline"])
+def test_what_has_no_two_sides_is_refused(prior) -> None:
+    predictor = OnlinePredictor(prior)
+    step, head = Shape.decode(4, 400), Shape.prefill([(64, 0)])
+    for wrong in ((head, head), (step, step), (step, Shape()), (Shape(), head)):
+        with pytest.raises(ValueError, match="a decode step beside a prefill"):
+            predictor.predict_splits(*wrong, SPLITS)
+    with pytest.raises(ValueError, match="two lanes"):
+        predictor.predict_splits(step, head, BACKEND.splits())
+
+
+@pytest.mark.parametrize("prior", [MADE, RooflinePrior(MODEL, BACKEND.device())], ids=["tables", "roofline"])
+def test_nothing_takes_no_more_than_anything(prior) -> None:
+    predictor = OnlinePredictor(prior)
+    nothing, step = predictor.predict(Shape(), 16), predictor.predict(Shape.decode(1, 1), 16)
+    assert 0.0 <= nothing.mean <= nothing.upper <= step.upper

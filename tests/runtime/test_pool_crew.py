@@ -134,7 +134,7 @@ def test_what_is_held_behind_a_lost_work_is_lost_with_it(lanes, gate):
 @pytest.mark.parametrize("how", ["the first is killed", "a worker loses the device"])
 def test_with_what_all_need_everything_starts_anew(lanes, gate, how):
     split = shared(lanes)
-    pids = lanes.pids()
+    pids, bodies = lanes.pids(), [lanes.body(side, split) for side in Side]
     lanes.launch(work(1, Side.DECODE, split, ("gate", gate.path)))
     gate.gather(1)
     lanes.launch(work(2, Side.PREFILL, split, ("exit", LOST) if how.startswith("a worker") else ("gate", gate.path)))
@@ -143,6 +143,8 @@ def test_with_what_all_need_everything_starts_anew(lanes, gate, how):
     lost = collect(lanes, 2)
     assert {c.work.id for c in lost} == {1, 2} and all(c.fault and c.fault.lost for c in lost)
     assert lanes.epoch == 1 and "kill" in lanes._crew.told
+    # Before the next ones have even started: what is launched now must tell them everything.
+    assert not set(bodies) & {lanes.body(side, split) for side in Side}
     lanes.launch(work(3, Side.PREFILL, split))  # waits for its worker, and that for the first
     (done,) = collect(lanes, 1)
     assert done.fault is None

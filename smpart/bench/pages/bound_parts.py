@@ -122,9 +122,7 @@ def published(judgement: Judgement, noise: Mapping[str, Any]) -> Section:
     rows = [[name, *_errors(judgement, name)] for name in names]
     rows.append(["repeat noise of the machine", percent(noise["solo"]), "", "", percent(noise["corun"]), "", ""])
     blocks: list[Block] = [
-        Text(
-            "Every estimator was fitted to the same points and judged on the same held-out ones. None beats the noise."
-        ),
+        Text("Every estimator was fitted to the same points and judged on the same held-out ones."),
         Table(head, rows, "Absolute percentage error"),
     ]
     reasons = [f"{name}, {COMPANY[test]}: {why}" for name in names for test, why in judgement.reasons(name).items()]

@@ -24,6 +24,7 @@ def run(cases: str, *options: str, **variables: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9), reason="older interpreters do not run on NumPy 2.4"
 )
