@@ -211,8 +211,9 @@ class Bench:
         return not self.options.rates and self.options.source.synthetic
 
     def _open(self, seed: int, default_count: int) -> Load:
-        """The load of a seed; a recorded one is read once and is the same for all."""
-        key = (seed, default_count) if self.options.source.synthetic else (0, 0)
+        """The load of a seed; a recorded one that is not cut into windows is the same for all."""
+        source = self.options.source
+        key = (seed, default_count) if source.synthetic else (0 if source.limit is None else seed, 0)
         if key not in self._loads:
             source = replace(self.options.source, seed=seed)
             self._loads[key] = open_load(source, self.deployment.max_len, default_count)

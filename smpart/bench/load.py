@@ -89,11 +89,27 @@ class Load:
 
     def first(self, count: int) -> Load:
         """The first `count` requests. Raises `UsageError` if `count` < 1."""
+        return self.window(0, count)
+
+    def window(self, number: int, count: int) -> Load:
+        """`count` requests from the `number`-th multiple of it on, the first of them at 0; windows recur at the end.
+
+        Raises `UsageError` if `count` < 1.
+        """
         if count < 1:
             raise UsageError(f"--limit {count}: must be at least 1")
-        note = f"the first {count} of {len(self.arrivals)} requests"
-        notes = (*self.notes, note) if count < len(self.arrivals) else self.notes
-        return dataclasses.replace(self, arrivals=self.arrivals[:count], notes=notes)
+        total = len(self.arrivals)
+        if count >= total:
+            return self
+        begin = number % (total // count) * count
+        part = self.arrivals[begin : begin + count]
+        arrivals = tuple(dataclasses.replace(a, time_s=a.time_s - part[0].time_s) for a in part)
+        note = (
+            f"the first {count} of {total} requests"
+            if begin == 0
+            else f"requests {begin} to {begin + count} of {total}"
+        )
+        return dataclasses.replace(self, arrivals=arrivals, notes=(*self.notes, note))
 
     def at_rate(self, rate: float, seed: int = 0) -> Load:
         """Arrivals stretched evenly to `rate` requests per second; Poisson arrivals for a load of lengths only.

@@ -16,7 +16,10 @@ from smpart.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """How a load is taken from its source: the options of ``smpart bench`` of the same names."""
+    """How a load is taken from its source: the options of ``smpart bench`` of the same names.
+
+    Of a recorded trace, seed *n* with a limit means the *n*-th window of so many requests (0: the first ones).
+    """
 
     trace: str
     limit: int | None = None
@@ -49,7 +52,7 @@ def open_load(options: TraceOptions, max_len: int, default_count: int) -> Load:
         load = synthetic(options.trace, count, max_len, options.seed)
     elif (path := Path(options.trace)).is_file():
         load = read_trace(path, options.time_unit)
-        load = load if options.limit is None else load.first(options.limit)
+        load = load if options.limit is None else load.window(options.seed, options.limit)
     else:
         kinds = ", ".join(f"synth:{kind}" for kind in KINDS)
         raise UsageError(

@@ -119,6 +119,8 @@ class EngineCore:
         now = self.now()
         if request.arrival is None:
             request.arrival = now
+        silent = request.listener is None and request.text is None
+        request.unwatched = silent and request.params.ignore_eos and not request.params.stop_token_ids
         request.seed = int(self._seeds.integers(2**63)) if request.params.seed is None else request.params.seed
         table, row = self.state.table, self.state.table.take()
         table.seq[row] = next(self.state.numbers)

@@ -111,9 +111,16 @@ class Digest:
         table.known[rows] += 1
         filled = (table.known[rows] % state.pool.block_tokens == 1).tolist()  # the token before filled its block
         leaving = (table.state[rows] == LEAVING).tolist()
-        for row, token, full, leaves in zip(rows.tolist(), tokens, filled, leaving, strict=False):
+        more = (table.outputs[rows] < table.max_tokens[rows]).tolist()
+        plain = not (result.failures or result.logprobs)
+        for row, token, full, leaves, on in zip(rows.tolist(), tokens, filled, leaving, more, strict=False):
             request = requests.get(row)
-            if request is not None and result.failures and (slot := int(table.slot[row])) in result.failures:
+            if plain and on and request is not None and request.unwatched:
+                request.times.append(when)
+                request.token_ids.append(token)
+                if full:
+                    state.residency.wrote(row, int(table.known[row]) - 1, request)
+            elif request is not None and result.failures and (slot := int(table.slot[row])) in result.failures:
                 state.end(row, FinishReason.ERROR, result.failures[slot])
             elif request is not None:
                 logprobs = result.logprobs.get(int(table.slot[row])) if result.logprobs else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
 from smpart.engine.flight import Flight, Forward, Part
@@ -150,14 +148,19 @@ class Launcher:
 
     def _new_samplers(self, side: Side, split: Split, rows: list[int], parts: tuple[Part, ...]) -> dict[int, Sampler]:
         """What the body must learn about requests it is to sample for the first time."""
-        met = self.state.known_samplers[self.state.lanes.body(side, split)]
+        state, table = self.state, self.state.table
+        body = state.lanes.body(side, split)
+        met = state.known_samplers.get(body)
+        if met is None:
+            met = state.known_samplers[body] = np.full(state.residency.slots, -1, dtype=np.int64)
+        asked = np.array([*rows, *(p.row for p in parts if p.sample)], dtype=np.intp)
+        slots, numbers = table.slot.take(asked), table.seq.take(asked)
         fresh: dict[int, Sampler] = {}
-        for row in itertools.chain(rows, (p.row for p in parts if p.sample)):
-            slot, request = int(self.state.table.slot[row]), self.state.requests.get(row)
+        for place in (met.take(slots) != numbers).nonzero()[0].tolist():
+            slot, request = int(slots[place]), state.requests.get(int(asked[place]))
             if request is None:  # it ended while its forward was under way; what is sampled for it goes nowhere
                 fresh[slot] = _NOBODY
-                met.pop(slot, None)
-            elif met.get(slot) != request.id:
-                met[slot] = request.id
+            else:
                 fresh[slot] = Sampler(request.params, len(request.prompt), request.seed)
+            met[slot] = numbers[place]
         return fresh

@@ -53,6 +53,7 @@ class Request:
         listener: called in the loop's thread after each token (with the new text) and once at the end.
         arrival: seconds on the core's clock; None: when it is added.
         times: when each output token was read, seconds on the core's clock.
+        unwatched: nobody reads along and no token ends it, only their number does; known once it is added.
     """
 
     id: int
@@ -73,6 +74,7 @@ class Request:
     cached_tokens: int = 0
     preemptions: int = 0
     seed: int = 0
+    unwatched: bool = False
 
     @property
     def finished(self) -> bool:

@@ -33,6 +33,11 @@ class Residency:
         self._looked = _REFRESHED
 
     @property
+    def slots(self) -> int:
+        """Requests that may be admitted at once."""
+        return self.board.slots
+
+    @property
     def free_slots(self) -> int:
         """Requests that may still be admitted."""
         return len(self._slots)

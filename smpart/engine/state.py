@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from smpart.engine.flight import Forward, LaneTrack
 from smpart.engine.log import RunLog
@@ -29,7 +31,8 @@ class EngineState:
         tracks: each lane's flights and past.
         forwards: started prefill forwards, oldest first.
         dropped: forwards that the prefill lane's body shall forget, told with its next work.
-        known_samplers: by body (see `Lanes.body`) and slot, the request that it knows the sampler of.
+        known_samplers: by body (see `Lanes.body`), `RequestTable.seq` of the request whose sampler it knows, for each
+            slot: int64[slots], -1 for none.
         numbers: arrival, forward and work numbers.
         finished: requests that ended in this turn.
         eos: end-of-sequence token ids.
@@ -58,7 +61,7 @@ class EngineState:
         self.rows: dict[int, int] = {}
         self.forwards: dict[int, Forward] = {}
         self.dropped: list[int] = []
-        self.known_samplers: defaultdict[Hashable, dict[int, int]] = defaultdict(dict)
+        self.known_samplers: dict[Hashable, NDArray[np.int64]] = {}
         self.numbers = itertools.count(1)
         self.finished: list[Request] = []
 

@@ -31,7 +31,7 @@ from smpart.scheduler.pace import Readers
 from smpart.scheduler.packing import EMPTY, Pack, most_rows, pack, room
 from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill, Step
 from smpart.scheduler.registry import Setup, register
-from smpart.scheduler.snapshot import ForwardView, Snapshot
+from smpart.scheduler.snapshot import ForwardView, Rows, Snapshot
 from smpart.scheduler.table import RequestTable
 
 PAUSE = 1.0
@@ -72,6 +72,7 @@ class Smpart:
         self._readers = Readers(RequestTable(0), np.zeros(0, dtype=np.intp))
         self._last = Choice(Kind.DECODE, Split(0, 1), 1.0)
         self._surveys = 0
+        self._seen: tuple[Rows, int] = (np.zeros(0, dtype=np.intp), 0)
         self._active: dict[int, float] = {}
         self._fed = -math.inf
         self._all: tuple[Split, ...] = ()
@@ -79,6 +80,8 @@ class Smpart:
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """The next plan."""
+        if (resumed := self._resume(snapshot)) is not None:
+            return resumed
         self._costs.tick(snapshot.predictor, snapshot.units)
         fit = memory.fit_decode(snapshot)
         readers = self._readers = self._readers.still(snapshot.table, fit.rows)
@@ -97,6 +100,7 @@ class Smpart:
                 line = line.without([row for row, _ in refuse])
             head = pack(snapshot, line, space, self._costs.tokens_in(longest * speed), self._costs.saturation)
         self._note_progress(snapshot, bool(head.pieces))
+        self._seen = snapshot.waiting, len(snapshot.prefilling)
         if not readers.tuple:
             return self._prefill_alone(snapshot, fit, line, head, refuse)
         if not head.pieces and not snapshot.forwards:
@@ -116,6 +120,22 @@ class Smpart:
             bound = min(self._group, choice.seconds) if burst else self._group
             prefill = self._prefill(snapshot, line, head, split.prefill, bound, choice.drain)
         return Plan(split, prefill, step, preempt=fit.preempt, refuse=refuse, reason=reason)
+
+    def _resume(self, snapshot: Snapshot) -> Plan | None:
+        """The next layer group of the forward that goes on beside a step under way, if nothing else changed."""
+        last, forwards = self._last, snapshot.forwards
+        unchanged = snapshot.waiting is self._seen[0] and len(snapshot.prefilling) == self._seen[1]
+        if (
+            not (unchanged and len(forwards) == 1 and forwards[0].layers_left and snapshot.prefill_lane.room)
+            or snapshot.decode_lane.room
+            or last.kind is not _SPLIT
+            or last.split != snapshot.split
+        ):
+            return None
+        (forward,), beside = forwards, snapshot.decode_lane.shape
+        layers = self._layers(snapshot, forward.shape, last.split.prefill, beside, self._group, forward.layers_left)
+        self._active[forward.id] = self._fed = snapshot.now
+        return Plan(last.split, ResumePrefill(forward.id, layers), reason="the forward goes on beside the step")
 
     # ---- one side only
 
