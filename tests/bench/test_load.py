@@ -114,3 +114,26 @@ def test_open_load_scales_and_limits() -> None:
     assert len(full.arrivals) == 40 and len(open_load(TraceOptions("synth:longdoc"), 100_000, 10).arrivals) == 10
     for a, b in zip(full.arrivals, tenth.arrivals, strict=True):
         assert abs(b.prompt_tokens - a.prompt_tokens / 10) <= 1
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 9))
+def test_windows_are_runs_of_the_trace_that_never_overlap(total: int, count: int, number: int) -> None:
+    whole = load(*(float(k * k) for k in range(total)), lengths=(10, 4))
+    part = whole.window(number, count)
+    if count >= total:
+        assert part is whole
+        return
+    first = number % (total // count) * count
+    times = [whole.arrivals[first + k].time_s for k in range(count)]
+    assert [a.time_s for a in part.arrivals] == pytest.approx([time - times[0] for time in times])
+
+
+def test_a_seed_is_a_window_of_a_recorded_trace(tmp_path) -> None:
+    path = tmp_path / "lengths.csv"
+    rows = "".join(f"{10 + k},4\n" for k in range(9))
+    path.write_text("num_prefill_tokens,num_decode_tokens\n" + rows)
+    lengths = [
+        [a.prompt_tokens for a in open_load(TraceOptions(str(path), limit=3, seed=seed), 100, 3).arrivals]
+        for seed in range(4)
+    ]
+    assert lengths == [[10, 11, 12], [13, 14, 15], [16, 17, 18], [10, 11, 12]]

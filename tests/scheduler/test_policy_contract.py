@@ -14,7 +14,8 @@ from tests.scheduler.double import Ask, Double, Oracle, cpu_cost, goodput, gpu_c
 from tests.scheduler.still import begun, crowd, decoding, still, waiting
 
 POLICIES = [
-    "chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse", "pdmux", "muxwise", "chunked+slack",
+    "chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse",
+    "smpart:no-slack+no-preemption+period=500", "smpart:split=1/1", "pdmux", "muxwise", "chunked+slack",
     "nexus", "bullet", "semipd", "duet:100",
 ]  # fmt: skip
 

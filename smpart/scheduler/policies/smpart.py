@@ -10,11 +10,18 @@ Bounds that hold whatever the load: a started forward is paused for at most `PAU
 group) while others pass it; prefill as a whole goes without a token for at most `STARVE` of them; ageing rows get
 every fourth start (`backlog`); decode is put off only within every reader's deadline. Under overload requests that
 cannot be in time any more go behind those that can; ``smpart:refuse`` refuses them instead.
+
+To learn what its parts are worth they can be left out: ``no-slack`` owes every reader a token each TPOT, whatever it
+has ahead, ``no-preemption`` lets no prompt pass a started forward, ``split=P/D`` leaves one split to choose,
+``period=MS`` moves the line at most every so many milliseconds. Words are joined by ``+``: ``smpart:refuse+period=20``.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -55,15 +62,61 @@ _SPLIT, _HYBRID, _, _BURST = Kind
 Refusals = tuple[tuple[int, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What follows ``smpart:``.
+
+    Attributes:
+        refuse: whoever cannot be in time is refused.
+        slack: readers ahead of their pace may wait.
+        preemption: a short prompt may pass a started forward.
+        split: the only one there is, in words; "": all that the device has.
+        period: seconds between two moves of the line at least.
+    """
+
+    refuse: bool = False
+    slack: bool = True
+    preemption: bool = True
+    split: str = ""
+    period: float = 0.0
+
+    @classmethod
+    def read(cls, argument: str) -> Variant:
+        """Raises `UsageError`.
+
+        >>> Variant.read("refuse+period=20")
+        Variant(refuse=True, slack=True, preemption=True, split='', period=0.02)
+        """
+        made = cls()
+        for word in filter(None, argument.split("+")):
+            name, _, value = word.partition("=")
+            if word in _WORDS:
+                made = replace(made, **_WORDS[word])
+            elif name == "period" and value.isdecimal():
+                made = replace(made, period=int(value) / 1e3)
+            elif name == "split" and re.fullmatch(r"\d+/\d+", value):
+                made = replace(made, split=value)
+            else:
+                known = ", ".join((*_WORDS, "split=P/D", "period=MS"))
+                raise UsageError(f"policy smpart:{argument}: {word!r} is none of {known} (joined by +)")
+        return made
+
+
+_WORDS: dict[str, dict[str, Any]] = {
+    "refuse": {"refuse": True},
+    "no-slack": {"slack": False},
+    "no-preemption": {"preemption": False},
+}
+
+
 @register("smpart")
 class Smpart:
-    """``smpart[:refuse]``."""
+    """``smpart[:word+word]``; see `Variant`."""
 
     def __init__(self, setup: Setup) -> None:
-        if setup.argument not in ("", "refuse"):
-            raise UsageError(f"policy smpart:{setup.argument}: the only argument is `refuse`")
+        self._variant = Variant.read(setup.argument)
         self.name = f"smpart:{setup.argument}" if setup.argument else "smpart"
-        self._refuses = bool(setup.argument)
+        self._moved = -math.inf
         self._group = max(LEAST_GROUP_S, GROUP * setup.slo.tpot_ms / 1e3)
         self._ttft = setup.slo.ttft_ms / 1e3
         self._costs = Costs()
@@ -89,7 +142,7 @@ class Smpart:
         space = room(snapshot, fit, most_rows(snapshot, self._costs, readers, context))
         refuse: Refusals = ()
         closed = not (snapshot.prefilling.size or (space.rows > 0 and space.fresh > 0) or snapshot.forwards)
-        if closed and not self._refuses:  # whatever the order of those who wait, nobody can start
+        if closed and not self._variant.refuse:  # whatever the order of those who wait, nobody can start
             line, head = NOBODY, EMPTY
         else:
             speed, longest = max(0.2, self._last.speed), self._group * snapshot.layers
@@ -168,15 +221,23 @@ class Smpart:
         last = self._last
         if last.kind is _SPLIT and last.split == snapshot.split and not snapshot.decode_lane.room:
             return last  # its step is under way: nothing is to be chosen before that ends
+        if snapshot.now < self._moved + self._variant.period and self._still_possible(snapshot, head):
+            return last
         if snapshot.splits is not self._all:
             self._all = snapshot.splits
-            self._proper = tuple(split for split in snapshot.splits if not split.exclusive)
+            wanted = self._variant.split
+            self._proper = tuple(s for s in snapshot.splits if not s.exclusive and wanted in ("", str(s)))
+            if wanted and not self._proper:
+                raise UsageError(f"policy {self.name}: this device has no split {wanted}")
         predictor, forwards = snapshot.predictor, snapshot.forwards
         shape = head.shape if head.pieces else forwards[-1].shape
         options = self._costs.options(predictor, len(readers.tuple), context, shape, self._proper, snapshot.units)
         begin = max(snapshot.now, snapshot.decode_lane.busy_until)
         credit = CREDIT if line.saved == len(line.rows) else 0.0
-        due = readers.due(snapshot.table, begin, options.alone.upper, credit)
+        if self._variant.slack:
+            due = readers.due(snapshot.table, begin, options.alone.upper, credit)
+        else:
+            due = np.full(len(readers.tuple), begin + max(readers.tpot, 1.15 * options.alone.upper))
         due.sort()
         count = min(len(line.rows), max(len(head.pieces), min(line.saved, _COUNTED)))
         work, first, weight = line.work[:count].tolist(), line.deadlines[:count].tolist(), [1] * count
@@ -197,7 +258,15 @@ class Smpart:
             self._surveys % _SURVEY == 0,
         )
         self._surveys += 1
-        return choose(snapshot, self._proper, predictor, options, demand, self._last)
+        choice = choose(snapshot, self._proper, predictor, options, demand, self._last)
+        if (choice.kind, choice.split) != (self._last.kind, self._last.split):
+            self._moved = snapshot.now
+        return choice
+
+    def _still_possible(self, snapshot: Snapshot, head: Pack) -> bool:
+        """Whether the last choice can be made again."""
+        kind = self._last.kind
+        return kind is _SPLIT or (kind is _HYBRID and not snapshot.forwards and bool(head.pieces))
 
     def _prefill(
         self, snapshot: Snapshot, line: Backlog, head: Pack, units: int, bound: float, drain: bool
@@ -219,7 +288,7 @@ class Smpart:
     def _may_pass(self, snapshot: Snapshot, line: Backlog, head: Pack, paused: list[ForwardView]) -> bool:
         """Whether a new forward may start before the paused one goes on: a short one that can be saved, if that
         costs the paused one nothing. Nobody passes a forward that passed another, nor one that waited too long."""
-        if len(paused) > 1 or not line.saved or self._overdue(snapshot, paused):
+        if not self._variant.preemption or len(paused) > 1 or not line.saved or self._overdue(snapshot, paused):
             return False
         work = self._costs.work_of(head.shape.prefill_tokens)
         left = self._left(snapshot, paused[0])
@@ -287,7 +356,7 @@ class Smpart:
 
     def _refuse(self, snapshot: Snapshot, line: Backlog) -> Refusals:
         """Waiting rows whose first token cannot be in time, if late ones are to be refused."""
-        if not self._refuses:
+        if not self._variant.refuse:
             return ()
         late = line.rows[line.saved :]
         table = snapshot.table

@@ -1,0 +1,178 @@
+"""Questions of the form: what does a policy hold here? A cell is a model on a simulated GPU, a trace and objectives.
+
+Objectives, all with gaps between tokens of at most twice the TPOT:
+
+* ``papers``: TTFT 200 ms, TPOT 50 ms; where the prefill of a prompt of the 90th percentile takes longer than half of
+  that, TTFT is twice what it takes alone on the whole GPU (an objective that nobody can hold tells nothing).
+* ``tight``: TPOT 1.25 times a decode step of 32 sequences alone on the whole GPU, TTFT as above.
+* ``loose``: 5 times the step (Sarathi's strict objective, section 5.1), 5 times the prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from smpart.bench.bench import Bench, Options, Task, Watch
+from smpart.bench.capacity import at_capacity
+from smpart.bench.crew import Alone
+from smpart.bench.load import Load
+from smpart.bench.run import Run
+from smpart.bench.source import TraceOptions, open_load
+from smpart.engine.deployment import Deployment
+from smpart.partition import Shape, Split
+from smpart.partition.gpus import GPUS
+from smpart.scheduler.slo import SLO
+from smpart.sim import DIMENSIONS, SiliconCost
+from smpart.sim.published import data_file
+
+TRACES = {
+    "azure-conv": "traces/AzureLLMInferenceTrace_conv.csv",
+    "azure-code": "traces/AzureLLMInferenceTrace_code.csv",
+    "mooncake-conv": "traces/mooncake_conversation_trace.jsonl",
+    "mooncake-synth": "traces/mooncake_synthetic_trace.jsonl",
+    "arxiv": "traces/arxiv_summarization_lengths.csv",
+}
+"""Recorded traces by a short name: files of the data folder."""
+
+OBJECTIVES = ("papers", "tight", "loose")
+_FACTORS = {"papers": (2.0, 0.0), "tight": (2.0, 1.25), "loose": (5.0, 5.0)}
+"""Times a long prefill, and times a step."""
+_BATCH = 32
+"""Sequences of the decode step that objectives are multiples of."""
+_SAMPLE = 1000
+"""Requests, the first of the trace, that objectives are taken from."""
+
+Handicap = Callable[[Deployment], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One question: what is held here?
+
+    Attributes:
+        model: a name of `DIMENSIONS`.
+        gpu: a name of `GPUS`.
+        trace: a name of `TRACES`, or what ``smpart bench --trace`` takes.
+        objective: one of `OBJECTIVES`.
+    """
+
+    model: str
+    gpu: str
+    trace: str
+    objective: str
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"{self.model} on {self.gpu}, {self.trace}, {self.objective}"
+
+
+class Study:
+    """A cell, ready to be asked.
+
+    Args:
+        requests: of one replay.
+        windows: of the trace, each that long: seeds 0, 1, ...
+        contention: what the simulated slowdowns beside a neighbour are multiplied by.
+        handicap: makes the predictor that policies plan with from the deployment; None: its own.
+
+    Raises:
+        UsageError: there is no such trace.
+        BackendUnavailable: the measurements that price the GPU are not installed.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        requests: int,
+        windows: int = 1,
+        contention: float = 1.0,
+        handicap: Handicap | None = None,
+    ) -> None:
+        self.cell, self.windows = cell, windows
+        trace = str(data_file(TRACES[cell.trace])) if cell.trace in TRACES else cell.trace
+        self._source = TraceOptions(trace, limit=requests, clip=True)
+        worse = "" if contention == 1.0 else f"~{contention:g}"
+        made = Deployment.open(cell.model, backend=f"sim:{cell.gpu}{worse}", dtype="bfloat16", profile="none")
+        self.deployment = made if handicap is None else replace(made, predictor=handicap(made))
+        self.slo, self.guess = self._demands()
+
+    def at(self, policy: str, rate: float, seed: int = 0) -> Run:
+        """One replay."""
+        return self._bench(policy, rate).run(Task(self.spec(policy), rate, seed))
+
+    def capacity(self, policy: str, guess: float | None = None) -> Run:
+        """The search for a policy's capacity: the run at it, with ``capacity_rps`` and ``trials`` in its record.
+
+        Args:
+            guess: the rate to begin with.
+        """
+        bench = self._bench(policy, guess or self.guess)
+        (found,) = at_capacity(bench, Alone(bench, _silent), _silent)
+        return found
+
+    def spec(self, policy: str) -> str:
+        """A policy as it is run: shares in percent (``static:75/25``) become the split that is nearest to them."""
+        name, _, shares = policy.partition(":")
+        return f"static:{self.nearest(shares)}" if name == "static" else policy
+
+    def nearest(self, shares: str) -> Split:
+        """The split of this GPU whose prefill side is nearest to the first of two shares in percent."""
+        wanted = float(shares.partition("/")[0]) / 100
+        proper = [split for split in self.deployment.lanes.splits() if not split.exclusive]
+        return min(proper, key=lambda split: abs(split.prefill / split.total - wanted))
+
+    def _bench(self, policy: str, rate: float) -> Bench:
+        spec = self.spec(policy)
+        options = Options((spec,), self._source, self.slo, (rate,), repeat=self.windows, capacity=True, jobs=1)
+        return Bench(self.deployment, options, _silent, _unwatched)
+
+    def _demands(self) -> tuple[SLO, float]:
+        """The objectives, and half the rate that the whole GPU could serve if nobody were in a hurry."""
+        load = open_load(replace(self._source, limit=_SAMPLE), self.deployment.max_len, _SAMPLE)
+        cost, units = SiliconCost(DIMENSIONS[self.cell.model], self.cell.gpu), GPUS[self.cell.gpu].sms
+        prompts, outputs = _lengths(load)
+
+        def alone_ms(shape: Shape) -> float:
+            return 1e3 * cost(shape, units, Shape(), 0)
+
+        long, mean = (int(x) for x in (np.percentile(prompts, 90), prompts.mean()))
+        step = alone_ms(Shape.decode(_BATCH, _BATCH * int(mean + outputs.mean() / 2)))
+        prefill = alone_ms(Shape.prefill([(long, 0)]))
+        times_prefill, times_step = _FACTORS[self.cell.objective]
+        ttft, tpot = max(200.0, times_prefill * prefill), times_step * step or 50.0
+        busy = alone_ms(Shape.prefill([(mean, 0)])) + outputs.mean() * step / _BATCH
+        return SLO(ttft_ms=_round(ttft), tpot_ms=_round(tpot)), _round(500.0 / busy)
+
+
+def _lengths(load: Load) -> tuple[Any, Any]:
+    arrivals = load.arrivals
+    return np.array([a.prompt_tokens for a in arrivals]), np.array([a.output_tokens for a in arrivals])
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+@contextmanager
+def _unwatched(title: str) -> Iterator[Watch]:
+    yield lambda status: None
+
+
+def geometric(ratios: Sequence[float]) -> float | None:
+    """Geometric mean of the ratios that are finite and positive; None if there are none.
+
+    >>> geometric([1.0, 4.0, float("inf")])
+    2.0
+    """
+    usable = [ratio for ratio in ratios if 0.0 < ratio < float("inf")]
+    return round(float(np.exp(np.mean(np.log(usable)))), 3) if usable else None
