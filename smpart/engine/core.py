@@ -195,7 +195,7 @@ class EngineCore:
             plan = self.policy.plan(self._snapshot())
             self.state.log.decision_seconds.append(perf_counter() - begun)
             freed = self._make_way(plan)
-            acted |= any([self.state.pull(row) for row in plan.pull])
+            acted |= self.state.pull(plan.pull)
             launched = self._launch_all(plan)
             acted |= freed or bool(launched)
             if not (any(self._launcher.room(side) for side in launched) or (freed and not launched)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from smpart.engine.crossing import Crossing
 from smpart.engine.flight import Forward, LaneTrack
@@ -84,15 +84,16 @@ class EngineState:
         """When KV next lands on the device that decodes; None: none is on the way."""
         return None if self.crossing is None else self.crossing.lands
 
-    def pull(self, row: int) -> bool:
-        """Send a row's KV to the device that decodes; whether it is on its way now."""
-        table = self.table
-        if self.crossing is None or table.state[row] != CROSSING or table.flying[row]:
-            return False
-        if not self.crossing.begin(row, int(table.computed[row]), self.lanes.now()):
-            return False
-        table.flying[row] += 1
-        return True
+    def pull(self, rows: Iterable[int]) -> bool:
+        """Send rows' KV to the device that decodes, as long as it has room; whether any is on its way now."""
+        table, begun = self.table, False
+        for row in rows:
+            if self.crossing is None or table.state[row] != CROSSING or table.flying[row]:
+                continue
+            if self.crossing.begin(row, int(table.computed[row]), self.lanes.now()):
+                table.flying[row] += 1
+                begun = True
+        return begun
 
     def land(self) -> None:
         """Rows whose KV has crossed decode from now on; blocks on the device that prefilled them are free."""
