@@ -18,8 +18,8 @@ REACHES = 0.86
 
 Assumed so that the best fixed split of an A100 gets through 1.11 times as much as sharing it does (the sum of both
 phases' speeds, Llama-3.1-8B, batches 1 to 256 beside 512 to 8,192 tokens): what semi-PD (section 7.2.2) gained there
-over (100, 100) by control. For an H100 it follows that sharing loses by 1.05. With 0.80 these are 1.04 and 1.00, with
-0.95 they are 1.28 and 1.20.
+over (100, 100) by control. For an H100 it follows that sharing loses by 1.05. With 0.80 these are 1.05 and 1.00, with
+0.95 they are 1.29 and 1.20.
 """
 
 
