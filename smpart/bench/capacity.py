@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import cast
 
 from smpart.bench.bench import Bench, Task
 from smpart.bench.crew import Crew
@@ -100,4 +101,6 @@ def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: s
     (best,) = crew.runs([Task(policy, rate or min(trials), seeds[0])])
     tried = [{"rate": t.rate, "slo_attainment": t.attainment, "queue_grows": t.grows} for t in trials.values()]
     capacities = {f"{target:g}": held for target, held in found.items()}
-    return replace(best, record={**best.record, "capacity_rps": rate, "capacities": capacities, "trials": tried})
+    per_gpu = rate / cast(int, best.record["gpus"])
+    searched = {"capacity_rps": rate, "capacity_per_gpu_rps": per_gpu, "capacities": capacities, "trials": tried}
+    return replace(best, record={**best.record, **searched})

@@ -2,7 +2,7 @@
 
 * TTFT: due to first token, queueing included. TPOT: (last - first token) / (tokens - 1). ITL: each gap between tokens.
 * attainment: requests that met every objective / all submitted; refused and failed ones missed.
-* goodput: requests that met every objective / seconds of the replay.
+* goodput: requests that met every objective / seconds of the replay; per GPU: divided by all that the run used.
 """
 
 from __future__ import annotations
@@ -77,8 +77,12 @@ def backlog_grows(replay: Replay) -> bool:
     return slope * float(dues[-1] - dues[0]) > max(2.0, 0.05 * len(dues))
 
 
-def summarise(replay: Replay, slo: SLO) -> Summary:
-    """The measured part of a run record (milliseconds, seconds, tokens, as each key says)."""
+def summarise(replay: Replay, slo: SLO, gpus: int = 1) -> Summary:
+    """The measured part of a run record (milliseconds, seconds, tokens, as each key says).
+
+    Args:
+        gpus: devices that the run used.
+    """
     served, log = replay.served, replay.log
     finished = [s for s in served if s.finished]
     good = sum(met(s, slo) for s in served)
@@ -92,7 +96,9 @@ def summarise(replay: Replay, slo: SLO) -> Summary:
         "ttft_ms": percentiles([v for s in served if (v := ttft_ms(s)) is not None], 50, 95, 99),
         "tpot_ms": percentiles([v for s in served if (v := tpot_ms(s)) is not None], 50, 95, 99),
         "itl_ms": {**percentiles(gaps, 50, 99), "max": round(max(gaps), 6) if gaps else None},
+        "gpus": gpus,
         "goodput_rps": good / seconds if seconds > 0 else 0.0,
+        "goodput_per_gpu_rps": good / seconds / gpus if seconds > 0 else 0.0,
         "slo_attainment": good / len(served) if served else 0.0,
         "throughput_tok_s": sum(len(s.times_s) for s in served) / seconds if seconds > 0 else 0.0,
         "prompt_tok_s": sum(s.prompt_tokens for s in finished) / seconds if seconds > 0 else 0.0,

@@ -52,7 +52,10 @@ def _cores(backend: Cores) -> Facts:
     finally:
         pin_self(before)
     threads = len(threads_of(pid))
-    notes = [f"switch: {cost} us to re-pin {threads} thread(s)"]
+    notes = [
+        f"switch: {cost} us to re-pin {threads} thread(s)",
+        f"sharing: only for a policy whose point it is (such as overlap): both lanes on any of the {len(ids)} core(s)",
+    ]
     return {"realised": realised, "switch_us": cost, "switch_threads": threads, "notes": notes}
 
 

@@ -16,6 +16,13 @@ from smpart.errors import BackendUnavailable
 
 Record = Mapping[str, Any]
 
+_PER_GPU: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("GPUs", ("gpus",), ""),
+    ("goodput per GPU", ("goodput_per_gpu_rps",), "req/s"),
+    ("capacity per GPU", ("capacity_per_gpu_rps",), "req/s"),
+)
+"""Shown where a run used several."""
+
 _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("requests", ("requests",), ""),
     ("refused", ("refused",), ""),
@@ -29,6 +36,7 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("met every objective", ("slo_attainment",), "%"),
     ("goodput", ("goodput_rps",), "req/s"),
     ("capacity", ("capacity_rps",), "req/s"),
+    *_PER_GPU,
     ("throughput", ("throughput_tok_s",), "tok/s"),
     ("bubble, prefill lane", ("bubble", "prefill"), "%"),
     ("bubble, decode lane", ("bubble", "decode"), "%"),
@@ -46,8 +54,9 @@ class Cell(NamedTuple):
 def rows(records: Sequence[Record]) -> tuple[list[str], list[tuple[str, str, list[Cell | None]]]]:
     """Policies, and for each figure that any of them has: its name, its unit, and a cell a policy."""
     policies = list(dict.fromkeys(str(r["policy"]) for r in records))
+    several = any(r.get("gpus", 1) > 1 for r in records)
     found = []
-    for name, path, unit in _ROWS:
+    for name, path, unit in (row for row in _ROWS if several or row not in _PER_GPU):
         cells = [_cell([_dig(r, path) for r in records if r["policy"] == policy], unit) for policy in policies]
         if any(cells):
             found.append((name, unit, cells))

@@ -52,8 +52,9 @@ def run(
         "rate": float(f"{load.rate:.6g}") if math.isfinite(load.rate) else None,
         "seed": seed,
         "slo": {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "itl_ms": slo.itl_ms},
-        **summarise(result, slo),
+        **summarise(result, slo, deployment.gpus * core.devices),
         "capacity_rps": None,
+        "capacity_per_gpu_rps": None,
         "virtual": deployment.virtual,
         "drifted": core.drifted,
     }

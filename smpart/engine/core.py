@@ -12,6 +12,7 @@ from time import perf_counter
 import numpy as np
 
 from smpart.engine.census import Census
+from smpart.engine.crossing import Crossing
 from smpart.engine.digest import Digest
 from smpart.engine.launcher import Launcher
 from smpart.engine.log import RunLog
@@ -38,6 +39,8 @@ class EngineCore:
             when the lane is idle.
         layers: decoder layers of the model.
         max_paused: started and unfinished prefill forwards at once.
+        crossing: the memory of the device that decodes and the way to it, where `lanes` are two devices; `pool` is then
+            that of the device that prefills.
         eos: end-of-sequence token ids.
     """
 
@@ -54,12 +57,13 @@ class EngineCore:
         eos: frozenset[int] = frozenset(),
         prefix_cache: bool = True,
         max_paused: int = 4,
+        crossing: Crossing | None = None,
         seed: int = 0,
     ) -> None:
-        self.state = EngineState(lanes, predictor, pool, board, eos=eos, prefix_cache=prefix_cache)
+        self.state = EngineState(lanes, predictor, pool, board, eos=eos, prefix_cache=prefix_cache, crossing=crossing)
         self.policy = policy
         self._board = board
-        self._splits = lanes.splits()
+        self._splits, self._overlapping = lanes.splits(), lanes.overlapping()
         bodies = {lanes.body(Side.PREFILL, split) for split in self._splits if split.prefill}
         # A paused forward lives in one body; where a new split means another one, forwards come in one piece.
         self._launcher = Launcher(self.state, layers if len(bodies) <= 1 else 1, lead_s, max_paused)
@@ -90,6 +94,11 @@ class EngineCore:
     def drifted(self) -> str | None:
         """See `Predictor.drifted`."""
         return self.state.predictor.drifted
+
+    @property
+    def devices(self) -> int:
+        """Devices it serves on."""
+        return 1 if self.state.crossing is None else 2
 
     @property
     def lanes(self) -> Lanes:
@@ -165,6 +174,7 @@ class EngineCore:
         limit = self.now() if self._dirty else self._wait_limit(until)
         self._dirty = False
         self._digest.take(self.state.lanes.wait(limit))
+        self.state.land()
         if self.state.lanes.epoch != self._epoch:
             self._epoch = self.state.lanes.epoch
             self.state.lose_memory()
@@ -187,6 +197,7 @@ class EngineCore:
             plan = self.policy.plan(self._snapshot())
             self.state.log.decision_seconds.append(perf_counter() - begun)
             freed = self._make_way(plan)
+            acted |= self.state.pull(plan.pull)
             launched = self._launch_all(plan)
             acted |= freed or bool(launched)
             if not (any(self._launcher.room(side) for side in launched) or (freed and not launched)):
@@ -214,6 +225,8 @@ class EngineCore:
             layers=self._launcher.layers,
             max_paused=self._launcher.max_paused,
             predictor=self.state.predictor,
+            overlapping=self._overlapping,
+            decode_blocks=None if self.state.crossing is None else self.state.crossing.pool.free,
         )
 
     def _lane_view(self, side: Side) -> LaneView:
@@ -254,7 +267,7 @@ class EngineCore:
     # ---- waiting
 
     def _wait_limit(self, until: float | None) -> float | None:
-        limits = [] if until is None else [until]
+        limits = [moment for moment in (until, self.state.lands) if moment is not None]
         if self._valid_until is not None and self._valid_until > self.now():
             limits.append(self._valid_until)
         for track in self.state.tracks.values():

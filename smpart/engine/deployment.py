@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from smpart.engine.core import EngineCore
+from smpart.engine.crossing import Crossing
 from smpart.engine.profiles import Profile, Wanted
 from smpart.errors import UnsupportedModel, UsageError
 from smpart.kvcache import BlockPool, KVConfig
 from smpart.partition import Backend, Device, Lanes, ModelShape
+from smpart.partition.link import Link
 from smpart.partition.registry import open_backend
 from smpart.partition.sim import Sim
 from smpart.predictor import OnlinePredictor
@@ -21,7 +23,7 @@ from smpart.predictor.artefact import Artefact
 from smpart.profiler.fingerprint import Fingerprint
 from smpart.profiler.probe import Probe
 from smpart.runtime.board import Noticeboard
-from smpart.scheduler.plan import Policy
+from smpart.scheduler.plan import AcrossDevices, Policy
 from smpart.scheduler.registry import make_policy
 from smpart.scheduler.slo import SLO
 
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
+
+Pair = Callable[[float | None], tuple[Lanes, Noticeboard, Link]]
+"""Makes lanes on two devices, a board for their requests, and the link of so many gigabits a second between them (None:
+what such devices have)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,6 +51,8 @@ class Deployment:
         profile: the artefact that `predictor` predicts from; None: from physics and a first look.
         contradiction: what the first forwards say against the profile; None: nothing.
         lead_s: see `EngineCore`.
+        gpus: devices that one lane's work is spread over (tensor parallelism).
+        pair: two devices like this one, for policies that need one a lane; None: there is one only.
         max_len: longest prompt and answer together.
         generation_defaults: the model's own generation settings.
     """
@@ -60,6 +68,8 @@ class Deployment:
     dtype: str
     predictor: OnlinePredictor
     lead_s: float
+    gpus: int = 1
+    pair: Pair | None = None
     eos: frozenset[int] = frozenset()
     tokenizer: PreTrainedTokenizerBase | None = None
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -153,23 +163,41 @@ class Deployment:
     def core(self, policy: str | Policy, slo: SLO, *, seed: int = 0) -> EngineCore:
         """A fresh engine core on these lanes: empty pool and cache, the predictor as it was after the first look.
 
-        One core at a time may use a deployment. Raises `UsageError` for an unknown policy.
+        One core at a time may use a deployment. Raises `UsageError` for an unknown policy, or one that needs what these
+        lanes cannot do.
         """
-        made = make_policy(policy, slo=slo, splits=self.lanes.splits()) if isinstance(policy, str) else policy
+        splits, overlapping = self.lanes.splits(), self.lanes.overlapping()
+        made: object = policy
+        if isinstance(policy, str):
+            made = make_policy(policy, slo=slo, splits=splits, overlapping=overlapping)
         if not callable(getattr(made, "plan", None)):
             raise UsageError(f"policy={policy!r}: must be a policy's name, or an object with a plan method")
+        lanes, board, crossing = self.lanes, self.board, None
+        if isinstance(made, AcrossDevices):
+            lanes, board, crossing = self._two_devices(made)
         return EngineCore(
-            self.lanes,
-            made,
+            lanes,
+            cast(Policy, made),
             self.predictor.copy(),
             BlockPool(self.blocks, self.kv.block_tokens),
-            self.board,
+            board,
             layers=self.model_shape.layers,
             lead_s=self.lead_s,
             eos=self.eos,
             prefix_cache=self.kv.prefix_cache,
+            crossing=crossing,
             seed=seed,
         )
+
+    def _two_devices(self, policy: AcrossDevices) -> tuple[Lanes, Noticeboard, Crossing]:
+        if self.pair is None:
+            raise UsageError(
+                f"policy {policy.name} needs a device for prefill and another for decode, and {self.backend} is one: "
+                "use --backend sim:<gpu>, which simulates both"
+            )
+        lanes, board, link = self.pair(policy.link_gbps)
+        pool = BlockPool(self.blocks, self.kv.block_tokens)
+        return lanes, board, Crossing(pool, link, self.model_shape.kv_token_bytes)
 
     def close(self) -> None:
         """End the workers and free the memory. Idempotent."""

@@ -9,7 +9,7 @@ from smpart.engine.flight import Flight, LaneTrack, Part
 from smpart.engine.log import Span
 from smpart.engine.request import FinishReason
 from smpart.engine.state import LEAVING, PREFILL, RUNNING, EngineState
-from smpart.partition import Completion, LaneFault, Side
+from smpart.partition import Completion, LaneFault, Shape, Side
 from smpart.runtime.batch import StepResult
 
 
@@ -48,7 +48,9 @@ class Digest:
             work.side, completion.started, completion.finished, kind, work.shape.tokens, len(flight.rows), work.split
         )
         state.log.ran(span, completion.started - since if since is not None else 0.0)
-        neighbour = state.tracks[work.side.other].neighbour_of(completion.started, completion.finished)
+        neighbour: Shape | None = Shape()
+        if state.crossing is None:
+            neighbour = state.tracks[work.side.other].neighbour_of(completion.started, completion.finished)
         track.landed(completion)
         track.ready_since = completion.finished if not track.flights else None
         if neighbour is not None and completion.fault is None:
@@ -87,7 +89,7 @@ class Digest:
             self._written(part)
             if part.sample:
                 if state.table.state[part.row] == PREFILL:
-                    state.table.state[part.row] = RUNNING
+                    state.table.state[part.row] = state.prefilled
                 self._read_first(part.row, next(sampled), completion.finished, completion.result)
             else:
                 state.settle(part.row)

@@ -107,8 +107,7 @@ class Launcher:
         *,
         last: bool,
     ) -> None:
-        track, beside = self.state.tracks[side], self.state.tracks[side.other].flights
-        neighbour = beside[0].work.shape if beside else Shape()
+        track, neighbour = self.state.tracks[side], self.state.beside(side)
         work = Work(next(self.state.numbers), side, split, shape, fraction, segment)
         mean = self.state.predictor.predict(shape, work.units, neighbour).mean * fraction
         begins = max(self.state.lanes.now(), track.flights[-1].expected) if track.flights else self.state.lanes.now()

@@ -88,6 +88,14 @@ class Residency:
         grown: NDArray[np.intp] = rows[np.asarray(kept, dtype=bool)]
         return grown
 
+    def cross(self, row: int, blocks: BlockTable) -> None:
+        """A row's KV lies in other blocks, of another memory, from now on: give the old ones back."""
+        self._blocks[row].release()
+        self._blocks[row] = blocks
+        self.table.blocks[row] = len(blocks.ids)
+        self.board.append_blocks(int(self.table.slot[row]), 0, blocks.ids)
+        self._published += 1
+
     def wrote(self, row: int, tokens: int, request: Request) -> None:
         """The KV of the first `tokens` tokens is completely written: make complete blocks findable."""
         chain = self._chains.get(row)

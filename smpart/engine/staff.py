@@ -114,7 +114,7 @@ def _on_cores(job: Job, backend: Cores, resources: contextlib.ExitStack) -> Staf
     resources.callback(memory.close)
     segments = {"weights": job.weights.segment, "kv": memory, "board": _board(job, resources)}
     args = ModelArgs(job.weights.dump(), job.facts, job.layout, blocks, job.kv.max_requests, job.max_len)
-    crew = CoreCrew(device, backend.splits(), MODEL_BODY, backend.placement(), args)
+    crew = CoreCrew(device, backend.splits(), MODEL_BODY, backend.placement(overlap=True), args)
     return Staff(crew, segments, lambda: blocks)
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from smpart.engine.crossing import Crossing
 from smpart.engine.flight import Forward, LaneTrack
 from smpart.engine.log import RunLog
 from smpart.engine.request import FinishReason, Request
 from smpart.engine.residency import Residency
 from smpart.kvcache import BlockPool
-from smpart.partition import Lanes, Line, Side
+from smpart.partition import Lanes, Line, Shape, Side
 from smpart.predictor.estimate import Predictor
 from smpart.runtime.board import Noticeboard
 from smpart.scheduler.table import RequestTable, State
 
-WAITING, PREFILL, RUNNING, LEAVING = map(int, (State.WAITING, State.PREFILL, State.RUNNING, State.LEAVING))
+WAITING, PREFILL, RUNNING, LEAVING, CROSSING = map(
+    int, (State.WAITING, State.PREFILL, State.RUNNING, State.LEAVING, State.CROSSING)
+)
 """Plain numbers: looking a member up in its enumeration costs more than the comparison it is for."""
 
 
@@ -36,6 +39,8 @@ class EngineState:
         numbers: arrival, forward and work numbers.
         finished: requests that ended in this turn.
         eos: end-of-sequence token ids.
+        crossing: how KV gets to the device that decodes, where each lane has its own; None: both share one memory.
+        prefilled: the state of a row whose prompt is computed.
     """
 
     def __init__(
@@ -47,11 +52,14 @@ class EngineState:
         *,
         eos: frozenset[int],
         prefix_cache: bool,
+        crossing: Crossing | None = None,
     ) -> None:
         self.lanes = lanes
         self.predictor = predictor
         self.pool = pool
         self.eos = eos
+        self.crossing = crossing
+        self.prefilled = RUNNING if crossing is None else CROSSING
         self.table = RequestTable()
         self.residency = Residency(self.table, pool, board, prefix_cache)
         self.log = RunLog()
@@ -67,7 +75,37 @@ class EngineState:
 
     def busy(self) -> bool:
         """Whether anything is in flight."""
-        return any(track.flights for track in self.tracks.values())
+        return any(track.flights for track in self.tracks.values()) or self.lands is not None
+
+    def beside(self, side: Side) -> Shape:
+        """What the other side's work is that slows one of this side down; the empty shape: nothing."""
+        flights = self.tracks[side.other].flights
+        return flights[0].work.shape if flights and self.crossing is None else Shape()
+
+    @property
+    def lands(self) -> float | None:
+        """When KV next lands on the device that decodes; None: none is on the way."""
+        return None if self.crossing is None else self.crossing.lands
+
+    def pull(self, rows: Iterable[int]) -> bool:
+        """Send rows' KV to the device that decodes, as long as it has room; whether any is on its way now."""
+        table, begun = self.table, False
+        for row in rows:
+            if self.crossing is None or table.state[row] != CROSSING or table.flying[row]:
+                continue
+            if self.crossing.begin(row, int(table.computed[row]), self.lanes.now()):
+                table.flying[row] += 1
+                begun = True
+        return begun
+
+    def land(self) -> None:
+        """Rows whose KV has crossed decode from now on; blocks on the device that prefilled them are free."""
+        for row, blocks in self.crossing.landed(self.lanes.now()) if self.crossing is not None else ():
+            self.table.flying[row] -= 1
+            self.residency.cross(row, blocks)
+            if self.table.state[row] == CROSSING:
+                self.table.state[row] = RUNNING
+            self.settle(row)
 
     def end(self, row: int, reason: FinishReason, error: str | None = None) -> None:
         """A request's last event: tell its user, and free what it holds as soon as that is safe."""
@@ -99,7 +137,7 @@ class EngineState:
 
     def preempt(self, row: int) -> None:
         """Take a row's blocks, now or when nothing in flight may write them; it is recomputed later."""
-        if self.table.state[row] in (RUNNING, PREFILL):
+        if self.table.state[row] in (RUNNING, PREFILL, CROSSING):
             self.table.preemptions[row] += 1
             self.log.preemptions += 1
             self.table.state[row] = LEAVING

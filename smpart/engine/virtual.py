@@ -9,11 +9,14 @@ from smpart.engine.deployment import Deployment
 from smpart.engine.ghost import GhostBoard, GhostBody
 from smpart.engine.profiles import Wanted, predictor_of
 from smpart.kvcache import KVConfig, KVLayout, blocks_that_fit, pool_blocks
+from smpart.partition import Device, Shape, Split
+from smpart.partition.link import Link
 from smpart.partition.sim import Cost, Sim, SimLanes
 from smpart.predictor import OnlinePredictor, RooflinePrior
 from smpart.profiler.fingerprint import Fingerprint
 from smpart.runtime.models import load_config, load_config_shape
 from smpart.sim import DIMENSIONS, Dimensions, RooflineCost, SiliconCost, dimensions
+from smpart.sim.links import LATENCY_S, LINKS
 
 _LONGEST = 131_072
 """Longest request, unless the user says otherwise or the memory is smaller."""
@@ -39,7 +42,13 @@ def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str, wanted: W
     fits = (kv.blocks or blocks_that_fit(layout, kv.memory_bytes or 0)) * kv.block_tokens
     max_len = kv.max_len or max(1, min(_LONGEST, fits))
     blocks = pool_blocks(kv, layout, max_len, device.memory_bytes, shape.weight_bytes)
-    lanes = SimLanes(device, backend.splits(), _cost(sizes, backend), GhostBody)
+    cost = _cost(sizes, backend)
+
+    def pair(link_gbps: float | None) -> tuple[SimLanes, GhostBoard, Link]:
+        link = LINKS[backend.gpu] if link_gbps is None else Link.gbps(link_gbps, LATENCY_S)
+        return _two(device, cost), GhostBoard(2 * kv.max_requests, max_len), link
+
+    lanes = SimLanes(device, backend.splits(), cost, GhostBody)
     return Deployment(
         name=model,
         backend=backend.name,
@@ -53,7 +62,20 @@ def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str, wanted: W
         predictor=OnlinePredictor(RooflinePrior(shape, device)) if profile is None else predictor_of(profile),
         profile=profile,
         lead_s=-math.inf,
+        gpus=backend.ranks,
+        pair=pair,
     )
+
+
+def _two(device: Device, cost: Cost) -> SimLanes:
+    """Two devices as one that can be cut in one way only, and where no lane feels the other."""
+    units, nobody = device.units, Shape()
+
+    def alone(shape: Shape, own: int, neighbour: Shape, neighbour_units: int) -> float:
+        return cost(shape, own, nobody, 0)
+
+    both = replace(device, name=f"two {device.name}", units=2 * units, unit_ids=tuple(range(2 * units)))
+    return SimLanes(both, (Split(units, units),), alone, GhostBody)
 
 
 def _sizes(model: str, dtype: str, ranks: int) -> Dimensions:

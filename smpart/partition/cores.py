@@ -1,4 +1,4 @@
-"""Backend `cores`: lanes on disjoint physical cores of the CPU."""
+"""Backend `cores`: lanes on physical cores of the CPU, disjoint unless sharing is asked for."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ class CorePlacement:
 
     For a worker process of its own: it calls `pin_self` before the first work of another split, or somebody else
     calls `pin_process`. For threads of this process there is `ThreadPlacement`.
+
+    Args:
+        overlap: whether splits with more units than there are cores can be placed: their sides have cores in common.
     """
 
-    def __init__(self, cores: tuple[Core, ...]) -> None:
+    def __init__(self, cores: tuple[Core, ...], overlap: bool = False) -> None:
         self.cores = cores
+        self.overlap = overlap
         self._unit = {cpu: core.id for core in cores for cpu in core.cpus}
 
     def cpus(self, side: Side, split: Split) -> frozenset[int]:
@@ -35,9 +39,10 @@ class CorePlacement:
             UsageError: the split is not one of these cores, or gives the side nothing.
         """
         total = len(self.cores)
-        if total == 1 and not split.exclusive:
+        shared = self.overlap and split.overlaps(total) and max(split.prefill, split.decode) <= total
+        if total == 1 and not split.exclusive and not shared:
             raise UsageError(f"split {split}: only one core is usable here, and it cannot be split; use 1/0 or 0/1")
-        if split.total != total:
+        if split.total != total and not shared:
             raise UsageError(f"split {split} is not one of {total} core(s): write two numbers that add up to {total}")
         if split.units(side) == 0:
             raise UsageError(f"split {split} gives {side} no core")
@@ -126,9 +131,9 @@ class Cores:
         """Every way to share out whole cores; with one core only the two exclusive ones."""
         return feasible_splits(len(self._cpus.cores))
 
-    def placement(self) -> CorePlacement:
+    def placement(self, *, overlap: bool = False) -> CorePlacement:
         """Where the sides of a split lie among the cores, for whoever runs the lanes."""
-        return CorePlacement(self._cpus.cores)
+        return CorePlacement(self._cpus.cores, overlap)
 
     def why_unusable(self) -> str | None:
         """None: a CPU is always there, though one core alone cannot be split."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from smpart.partition.split import Split
 
 
@@ -18,3 +20,15 @@ def feasible_splits(units: int, minimum: int = 1, step: int = 1) -> tuple[Split,
     """
     shared = [Split(p, units - p) for p in range(minimum, units - minimum + 1, step)]
     return (Split(0, units), *shared, Split(units, 0))
+
+
+def overlapping_splits(splits: Iterable[Split]) -> tuple[Split, ...]:
+    """Every pair of sides of `splits` (of one device) that have units in common, in order of prefill units.
+
+    >>> [str(split) for split in overlapping_splits(feasible_splits(2))]
+    ['1/2', '2/1', '2/2']
+    """
+    splits = tuple(splits)
+    units = max(split.total for split in splits)
+    prefill, decode = {split.prefill for split in splits} - {0}, {split.decode for split in splits} - {0}
+    return tuple(sorted(Split(p, d) for p in prefill for d in decode if p + d > units))

@@ -18,10 +18,14 @@ class Inflight:
         splits: those the lanes can realise.
         depth: works of one side that may be in flight at once.
         disjoint: see `Lanes.disjoint`.
+        overlapping: see `Lanes.overlapping`.
     """
 
-    def __init__(self, splits: Iterable[Split], depth: int, disjoint: Disjoint = nested) -> None:
+    def __init__(
+        self, splits: Iterable[Split], depth: int, disjoint: Disjoint = nested, overlapping: Iterable[Split] = ()
+    ) -> None:
         self._splits = frozenset(splits)
+        self._overlapping = frozenset(overlapping)
         self._depth = depth
         self._disjoint = disjoint
         self._prefill: dict[int, Split] = {}
@@ -73,7 +77,7 @@ class Inflight:
         self._closed = True
 
     def _check(self, split: Split) -> None:
-        if split not in self._splits:
+        if split not in self._splits and split not in self._overlapping:
             raise UsageError(
                 f"split {split} does not exist here; there are {', '.join(map(str, sorted(self._splits)))}"
             )

@@ -29,7 +29,7 @@ class Lanes(Protocol):
 
     Works of one side run in launch order. A work runs on exactly its own split's side. The caller sees to it
     (with `Line`) that works of the two sides that are in flight together own disjoint units; lanes refuse
-    what overlaps with `UsageError`.
+    what overlaps with `UsageError`, unless it was asked for (`overlapping`).
     """
 
     device: Device
@@ -50,8 +50,17 @@ class Lanes(Protocol):
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised, the two exclusive ones included, in order of `Split.prefill`."""
 
+    def overlapping(self) -> tuple[Split, ...]:
+        """Splits besides whose sides have units in common: only for whoever asks for sharing by planning one.
+
+        Empty where lanes cannot share units. The two sides of these, and of no others, may run at once on one unit.
+        """
+
     def disjoint(self, prefill: Split, decode: Split) -> bool:
-        """Whether prefill under one split and decode under another own no unit together, so that both may run."""
+        """Whether prefill under one split and decode under another may run at once.
+
+        They own no unit together, or both splits are among `overlapping`.
+        """
 
     def now(self) -> float:
         """Seconds on this pair's clock (monotonic; virtual lanes have a virtual one)."""

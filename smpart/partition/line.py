@@ -1,4 +1,4 @@
-"""The moving line between the lanes: which side may launch on what, so that no unit is ever shared."""
+"""The moving line between the lanes: which side may launch on what, so that no unit is shared unless asked for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Line:
 
     Args:
         target: the first split.
-        disjoint: whether prefill under one split and decode under another own no unit together.
+        disjoint: see `Lanes.disjoint`.
 
     >>> line = Line(Split(4, 0))
     >>> line.launched(1, Side.PREFILL, Split(4, 0))

@@ -13,12 +13,13 @@ from typing import Any
 from smpart.errors import UsageError
 from smpart.partition.backend import Backend
 from smpart.partition.device import Device
+from smpart.partition.feasible import overlapping_splits
 from smpart.partition.gpus import GPUS
 from smpart.partition.inflight import Inflight
 from smpart.partition.lanes import Body, BodyFactory
 from smpart.partition.registry import register
 from smpart.partition.shape import Shape
-from smpart.partition.split import Side, Split, nested
+from smpart.partition.split import Side, Split, nested_or_overlapping
 from smpart.partition.work import Completion, LaneFault, Work
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 Cost = Callable[[Shape, int, Shape, int], float]
 """Seconds of a whole forward: (its shape, its units, the neighbour's shape, the neighbour's units).
 
-The neighbour is taken to run all the while. Without one its shape is empty and its units are 0.
+The neighbour is taken to run all the while. Without one its shape is empty and its units are 0. Where the units of
+both are more than the device has, they share some.
 """
 
 _NOTHING = Shape()
@@ -75,7 +77,9 @@ class SimLanes:
         self.device = device
         self._splits = tuple(splits)
         self._cost = cost
-        self._inflight = Inflight(self._splits, self.depth)
+        self._overlapping = overlapping_splits(self._splits)
+        self._disjoint = nested_or_overlapping(device.units)
+        self._inflight = Inflight(self._splits, self.depth, self._disjoint, self._overlapping)
         self._now = 0.0
         self._prefill, self._decode = (_Lane(factory(side)) for side in Side)
         self._woken = False
@@ -89,9 +93,13 @@ class SimLanes:
         """Every split that can be realised."""
         return self._splits
 
+    def overlapping(self) -> tuple[Split, ...]:
+        """Every pair of shares with units in common."""
+        return self._overlapping
+
     def disjoint(self, prefill: Split, decode: Split) -> bool:
         """Whether two sides under these splits may run at once: units have fixed positions."""
-        return nested(prefill, decode)
+        return self._disjoint(prefill, decode)
 
     def now(self) -> float:
         """Virtual seconds since the lanes were made."""

@@ -30,7 +30,7 @@ class Split:
     """Units given to each side; one side may be 0, then the other has the device.
 
     Prefill takes units from the front of the device and decode from the back, so two sides of one split
-    are disjoint by construction.
+    are disjoint by construction, unless together they are more than the device: then they *overlap*.
 
     >>> Split(prefill=96, decode=36).total
     132
@@ -59,6 +59,14 @@ class Split:
         """Number of units of one side."""
         return self.prefill if side is Side.PREFILL else self.decode
 
+    def overlaps(self, units: int) -> bool:
+        """Whether the sides have units in common, on a device of `units` units.
+
+        >>> Split(3, 1).overlaps(4), Split(4, 4).overlaps(4)
+        (False, True)
+        """
+        return self.prefill + self.decode > units
+
     def indices(self, side: Side, total: int) -> range:
         """Positions, on a device of `total` units, that one side owns.
 
@@ -80,7 +88,8 @@ class Split:
 
 
 Disjoint = Callable[[Split, Split], bool]
-"""Whether prefill under one split and decode under another (of the same device) own no unit together."""
+"""Whether prefill under one split and decode under another (of the same device) may run at once: they own no unit
+together, or both splits overlap, for whoever plans such a split asks for it."""
 
 
 def nested(prefill: Split, decode: Split) -> bool:
@@ -90,3 +99,17 @@ def nested(prefill: Split, decode: Split) -> bool:
     (False, True)
     """
     return prefill.prefill + decode.decode <= prefill.total
+
+
+def nested_or_overlapping(units: int) -> Disjoint:
+    """`Disjoint` like `nested`, on a device of `units` units that also has overlapping splits.
+
+    >>> apart = nested_or_overlapping(4)
+    >>> apart(Split(2, 2), Split(3, 1)), apart(Split(4, 4), Split(3, 4)), apart(Split(4, 4), Split(3, 1))
+    (True, True, False)
+    """
+
+    def may_run(prefill: Split, decode: Split) -> bool:
+        return prefill.prefill + decode.decode <= units or (prefill.overlaps(units) and decode.overlaps(units))
+
+    return may_run

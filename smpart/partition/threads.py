@@ -69,6 +69,10 @@ class ThreadLanes:
         """Every split that can be realised."""
         return self._splits
 
+    def overlapping(self) -> tuple[Split, ...]:
+        """None."""
+        return ()
+
     def disjoint(self, prefill: Split, decode: Split) -> bool:
         """Whether two sides under these splits may run at once: units have fixed positions."""
         return nested(prefill, decode)

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from smpart.partition.cores import CorePlacement
 from smpart.partition.device import Device
-from smpart.partition.split import Side, Split, nested
+from smpart.partition.feasible import overlapping_splits
+from smpart.partition.split import Side, Split, nested_or_overlapping
 from smpart.partition.work import Work
 from smpart.runtime.worker import Init, Task
 
@@ -43,6 +44,9 @@ class Crew(Protocol):
 
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised, in order of `Split.prefill`; known once all are ready."""
+
+    def overlapping(self) -> tuple[Split, ...]:
+        """See `Lanes.overlapping`."""
 
     def disjoint(self, prefill: Split, decode: Split) -> bool:
         """See `Lanes.disjoint`."""
@@ -79,7 +83,7 @@ class CoreCrew:
         device: its `unit_ids` are what splits share out.
         splits: every split of the device that can be realised.
         body: ``module:function`` of a `ProcessBodyFactory`, imported and called in each worker.
-        placement: which CPUs each side of a split has.
+        placement: which CPUs each side of a split has, and whether sides may overlap.
         args: picklable, passed to the body's factory.
     """
 
@@ -92,15 +96,21 @@ class CoreCrew:
         self._splits = tuple(sorted(splits))
         self._body = body
         self._placement = placement
+        self._overlapping = overlapping_splits(self._splits) if placement.overlap else ()
+        self._disjoint = nested_or_overlapping(device.units)
         self._args = args
 
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised."""
         return self._splits
 
+    def overlapping(self) -> tuple[Split, ...]:
+        """Every pair of shares with cores in common: the system's scheduler shares those out."""
+        return self._overlapping
+
     def disjoint(self, prefill: Split, decode: Split) -> bool:
         """Cores have fixed positions."""
-        return nested(prefill, decode)
+        return self._disjoint(prefill, decode)
 
     def seat(self, side: Side, split: Split) -> int:
         """One a side."""

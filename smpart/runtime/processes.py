@@ -71,7 +71,7 @@ class ProcessLanes:
         except BaseException:
             self.close()
             raise
-        self._inflight = Inflight(crew.splits(), self.depth, crew.disjoint)
+        self._inflight = Inflight(crew.splits(), self.depth, crew.disjoint, crew.overlapping())
 
     def body(self, side: Side, split: Split) -> Hashable:
         """See `Lanes`: one a side in each worker, until what it was told is lost."""
@@ -81,6 +81,10 @@ class ProcessLanes:
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised, in order of `Split.prefill`."""
         return self._crew.splits()
+
+    def overlapping(self) -> tuple[Split, ...]:
+        """See `Lanes`."""
+        return self._crew.overlapping()
 
     def disjoint(self, prefill: Split, decode: Split) -> bool:
         """See `Lanes`."""

@@ -47,7 +47,7 @@ class Work(NamedTuple):
 
 
 class TwoLanes(ABC):
-    """Steps and layer groups side by side; while only one phase has work it has the whole device.
+    """Steps and layer groups side by side.
 
     Without more from a subclass: prompts first come, first served, packed up to `pack_tokens` (a longer one goes
     alone), one forward after the other. Where blocks run out, vLLM's preemption decides who gives way.
@@ -65,12 +65,8 @@ class TwoLanes(ABC):
         fit = memory.fit_decode(snapshot)
         step = step_shape(snapshot, fit.rows)
         work = self.work(snapshot, fit)
-        if not work.shape.tokens:
-            split = Split(0, snapshot.units)
-        elif not step.tokens:
-            split = Split(snapshot.units, 0)
-        else:
-            split = self.split_for(snapshot, step, work)
+        both = work.shape.tokens and step.tokens
+        split = self.split_for(snapshot, step, work) if both else self.alone(snapshot, step, work)
         prefill = self._launch(snapshot, step, work, split)
         steps = fit.rows.size and snapshot.decode_lane.room and split.decode
         reason = f"{split}: decode {fit.rows.size} rows, prefill {work.shape.prefill_tokens} tokens"
@@ -85,6 +81,10 @@ class TwoLanes(ABC):
     @abstractmethod
     def split_for(self, snapshot: Snapshot, step: Shape, work: Work) -> Split:
         """The split while both phases have work; `step` and `work` may be in flight only."""
+
+    def alone(self, snapshot: Snapshot, step: Shape, work: Work) -> Split:
+        """The split while one phase, or none, has work: it has the whole device."""
+        return Split(snapshot.units, 0) if work.shape.tokens else Split(0, snapshot.units)
 
     def layers(self, snapshot: Snapshot, step: Shape, work: Work, split: Split) -> int | None:
         """Layers of the next group; None: all that are left."""

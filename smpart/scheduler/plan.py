@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from smpart.partition import Split
 from smpart.scheduler.snapshot import Snapshot
@@ -62,6 +62,7 @@ class Plan:
         abandon: started forwards to drop (their rows return to `prefilling`, nothing computed).
         refuse: waiting rows to refuse, with the reason each.
         moves: block moves.
+        pull: rows whose KV is to cross to the device that decodes, where each lane has its own (`AcrossDevices`).
         valid_until: when to decide anew even if nothing has happened; None: at the next event.
         reason: one line for people.
     """
@@ -73,6 +74,7 @@ class Plan:
     abandon: tuple[int, ...] = ()
     refuse: tuple[tuple[int, str], ...] = ()
     moves: tuple[BlockMove, ...] = ()
+    pull: tuple[int, ...] = ()
     valid_until: float | None = None
     reason: str = ""
 
@@ -84,3 +86,14 @@ class Policy(Protocol):
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """The next plan. Called after every event, and again while the last plan launched something."""
+
+
+@runtime_checkable
+class AcrossDevices(Policy, Protocol):
+    """A policy that needs a device for each lane. Its snapshots tell the free blocks of both (`decode_blocks`).
+
+    Attributes:
+        link_gbps: gigabits a second from the one to the other; None: what such devices have.
+    """
+
+    link_gbps: float | None

@@ -22,11 +22,13 @@ class Setup:
         argument: what followed the colon of ``name:argument``, or ``""``.
         slo: the objectives of requests that name none.
         splits: splits the device can realise; empty: not known yet, the policy checks when it plans.
+        overlapping: those besides whose sides share units, if `splits` is known.
     """
 
     argument: str = ""
     slo: SLO = field(default_factory=SLO)
     splits: tuple[Split, ...] = ()
+    overlapping: tuple[Split, ...] = ()
 
     def whole(self, policy: str, default: int) -> int:
         """The argument as a whole number of at least 1, or `default` without one. Raises `UsageError`."""
@@ -68,7 +70,9 @@ def policy_names() -> tuple[str, ...]:
     return tuple(sorted(_FACTORIES))
 
 
-def make_policy(spec: str, *, slo: SLO | None = None, splits: tuple[Split, ...] = ()) -> Policy:
+def make_policy(
+    spec: str, *, slo: SLO | None = None, splits: tuple[Split, ...] = (), overlapping: tuple[Split, ...] = ()
+) -> Policy:
     """The policy that `spec` names: ``name`` or ``name:argument`` (``chunked:256``, ``static:96/36``).
 
     Raises:
@@ -86,4 +90,4 @@ def make_policy(spec: str, *, slo: SLO | None = None, splits: tuple[Split, ...] 
         importlib.import_module(f"{policies.__name__}.{name}")
     if name not in _FACTORIES and name not in policy_names():
         raise UsageError(f"policy {spec!r}: no such policy; there are {', '.join(policy_names())}")
-    return _FACTORIES[name](Setup(argument.strip(), slo or SLO(), splits))
+    return _FACTORIES[name](Setup(argument.strip(), slo or SLO(), splits, overlapping))

@@ -67,6 +67,9 @@ class Snapshot:
         free_slots: requests that may still be admitted.
         layers: decoder layers of the model.
         max_paused: started and unfinished prefill forwards allowed at once.
+        overlapping: splits besides whose sides share units, where the lanes can (`Lanes.overlapping`).
+        decode_blocks: blocks free or evictable on the device that decodes, where each lane has its own (`free_blocks`
+            are then those of the device that prefills); None: both lanes see one memory.
     """
 
     now: float
@@ -85,6 +88,8 @@ class Snapshot:
     layers: int
     max_paused: int
     predictor: Predictor
+    overlapping: tuple[Split, ...] = ()
+    decode_blocks: int | None = None
 
     def lane(self, side: Side) -> LaneView:
         """The lane of one side."""

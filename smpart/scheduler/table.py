@@ -22,6 +22,8 @@ class State(IntEnum):
     """Decoding."""
     LEAVING = 4
     """Finished, cancelled or preempted, while a launched work may still write its blocks."""
+    CROSSING = 5
+    """Prefilled on one device, to be decoded on another: its KV waits to be pulled, or (``flying``) is on the way."""
 
 
 class RequestTable:

@@ -15,6 +15,7 @@ from smpart.errors import UsageError
 from smpart.partition import ModelShape, Shape
 from smpart.partition.gpus import GPUS
 from smpart.sim.gpus import PEAKS
+from smpart.sim.sharing import crowding, demand, held
 
 _FLOPS_REACHED = 0.62
 """Share of peak arithmetic that a transformer's kernels reach: 1 / 1.61, Bullet's mean of measured over roofline."""
@@ -30,6 +31,8 @@ _BANDWIDTH_KNEE = 0.18
 """Share of the SMs in which bandwidth saturates exponentially: decode gains 10 % of latency from 30 to 40 % of the
 SMs, and under 3 % per further 10 % beyond half."""
 
+_HELD = held(_BANDWIDTH_KNEE)
+
 _INTERFERENCE = 0.15
 """Bandwidth lost, beyond fair sharing, at full traffic of the neighbour (L2 misses, row conflicts): keeps decode's
 slowdown beside prefill under the 20 % (A100) and 30 % (H100) that MuxWise (arXiv 2504.14489) measured at worst."""
@@ -43,7 +46,7 @@ _LAUNCH_SECONDS = 250e-6
 
 
 class _Solo(NamedTuple):
-    """One forward without a neighbour: seconds by kind of operation, and the share of bandwidth it asks for."""
+    """One forward without a neighbour: seconds by kind of operation, and what it asks for of bandwidth and SM time."""
 
     weights_compute: float
     weights_memory: float
@@ -51,6 +54,7 @@ class _Solo(NamedTuple):
     prefill_memory: float
     decode_memory: float
     asked: float
+    sms: float
 
 
 class RooflineCost:
@@ -84,9 +88,11 @@ class RooflineCost:
         mine = self._solo(shape, units)
         if neighbour_units == 0 or neighbour.tokens == 0:
             return _LAUNCH_SECONDS + _kernels(*mine[:5], 1.0)
-        asked = self._solo(neighbour, neighbour_units).asked
-        slower = max(1.0, mine.asked + asked) * (1.0 + _INTERFERENCE * asked)
-        return _LAUNCH_SECONDS + _COMPANY * _kernels(*mine[:5], slower)
+        theirs, crowded = self._solo(neighbour, neighbour_units), 1.0
+        if units + neighbour_units > self._units:
+            crowded = crowding(mine.sms, theirs.sms)
+        slower = max(crowded, mine.asked + theirs.asked) * (1.0 + _INTERFERENCE * theirs.asked)
+        return _LAUNCH_SECONDS + _COMPANY * _kernels(*mine[:5], slower, crowded)
 
     def _price(self, shape: Shape, units: int) -> _Solo:
         model, share = self._model, units / self._units
@@ -98,8 +104,12 @@ class RooflineCost:
         prefill = float(model.kv_token_bytes) * (shape.prefill_context + shape.prefill_tokens)
         decode = float(model.kv_token_bytes) * (shape.decode_context + shape.decode_batch)
         times = (linear / flops, model.weight_bytes / bandwidth, pairs / flops, prefill / bandwidth, decode / bandwidth)
-        rate = (model.weight_bytes + prefill + decode) / (_LAUNCH_SECONDS + _kernels(*times, 1.0))
-        return _Solo(*times, rate / self._bandwidth)
+        seconds = _LAUNCH_SECONDS + _kernels(*times, 1.0)
+        rate = (model.weight_bytes + prefill + decode) / seconds
+        computing = (times[0] if times[0] > times[1] else 0.0) + (times[2] if times[2] > times[3] else 0.0)
+        streaming = _kernels(*times, 1.0) - computing
+        sms = demand(computing / seconds, streaming / seconds, share, _HELD)
+        return _Solo(*times, rate / self._bandwidth, sms)
 
 
 def _kernels(
@@ -109,8 +119,9 @@ def _kernels(
     prefill_memory: float,
     decode_memory: float,
     slower: float,
+    crowded: float = 1.0,
 ) -> float:
-    """Seconds of a forward's kernels, with memory `slower` times as slow as without a neighbour."""
-    weights = max(weights_compute, weights_memory * slower)
-    prefill = max(prefill_compute, prefill_memory * slower)
+    """Seconds of a forward's kernels: memory `slower`, arithmetic `crowded` times as slow as without a neighbour."""
+    weights = max(weights_compute * crowded, weights_memory * slower)
+    prefill = max(prefill_compute * crowded, prefill_memory * slower)
     return weights + prefill + decode_memory * slower

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from smpart.partition.gpus import GPUS
 from smpart.sim.gpus import PEAKS
 from smpart.sim.kernels import Part
+from smpart.sim.sharing import demand, held
 
 BESIDE = 1.009
 """What any neighbour costs, however little memory it touches (power, instruction issue, caches): published pairs of
@@ -74,11 +75,15 @@ class Load(NamedTuple):
         """These kernels and others, one after the other."""
         return Load(self.fixed + other.fixed, self.memory + other.memory, self.moved + other.moved)
 
-    def beside(self, other: Load) -> float:
-        """Seconds beside another forward that runs all the while."""
+    def beside(self, other: Load, crowding: float = 1.0) -> float:
+        """Seconds beside another forward that runs all the while.
+
+        Args:
+            crowding: times as long as SMs take that both use (`smpart.sim.sharing`).
+        """
         mine, theirs = self.moved / self.seconds, other.moved / other.seconds
-        slower = max(1.0, mine + theirs) * (1.0 + INTERFERENCE * theirs)
-        return BESIDE * (self.fixed + self.memory * slower)
+        slower = max(crowding, mine + theirs) * (1.0 + INTERFERENCE * theirs)
+        return BESIDE * (self.fixed * crowding + self.memory * slower)
 
 
 class Scaling:
@@ -92,6 +97,7 @@ class Scaling:
         self._units = GPUS[gpu].sms
         self._flops, self._bandwidth = PEAKS[gpu].flops, PEAKS[gpu].bandwidth
         self._response = RESPONSES[gpu]
+        self._held = held(self._response.knee)
         self._slowdowns = cache(self._slowdowns_on)
 
     def load(self, parts: Iterable[Part], units: int) -> Load:
@@ -108,6 +114,10 @@ class Scaling:
             stretched += seconds * share * memory
             moved += streaming
         return Load(fixed, stretched, moved / REACHED)
+
+    def demand(self, load: Load, units: int) -> float:
+        """The part of all SMs' time that a load takes on `units` of them, alone."""
+        return demand(load.fixed / load.seconds, load.memory / load.seconds, units / self._units, self._held)
 
     def _slowdowns_on(self, units: int) -> tuple[float, float]:
         share = units / self._units

@@ -18,6 +18,7 @@ from smpart.sim.kernels import Kernels
 from smpart.sim.measured import measured
 from smpart.sim.rtx4090 import Rtx4090
 from smpart.sim.scaling import Load, Scaling
+from smpart.sim.sharing import crowding
 
 _REMEMBERED = 1 << 16
 """Prices kept: shapes of steps recur while a work is priced anew on every event of its neighbour."""
@@ -47,6 +48,7 @@ class SiliconCost:
             raise UsageError(f"no engine {engine!r} was timed; there are {', '.join(op_tables.ENGINES)}")
         self._kernels: Kernels = Rtx4090(model) if gpu == "rtx4090" else measured(model, gpu, engine)
         self._scaling = Scaling(gpu)
+        self._units = GPUS[gpu].sms
         self._host = host or HOSTS[engine]
         self._contention = contention
         self._layers = lru_cache(maxsize=_REMEMBERED)(self._layers_of)
@@ -54,12 +56,18 @@ class SiliconCost:
         self._load = lru_cache(maxsize=_REMEMBERED)(self._load_of)
 
     def __call__(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
-        """Seconds of the forward, the neighbour running all the while (empty and 0: nobody)."""
+        """Seconds of the forward, the neighbour running all the while (empty and 0: nobody).
+
+        Where both have more units than there are, they share SMs as `smpart.sim.sharing` states.
+        """
         mine = self._load(shape, units)
         host = self._host.seconds(shape)
         if neighbour_units == 0 or neighbour.tokens == 0:
             return host + self._host.pace * mine.seconds
-        return host + self._host.pace * self._contention * mine.beside(self._load(neighbour, neighbour_units))
+        theirs, crowded = self._load(neighbour, neighbour_units), 1.0
+        if units + neighbour_units > self._units:
+            crowded = crowding(self._scaling.demand(mine, units), self._scaling.demand(theirs, neighbour_units))
+        return host + self._host.pace * self._contention * mine.beside(theirs, crowded)
 
     def _load_of(self, shape: Shape, units: int) -> Load:
         attention = self._scaling.load((self._kernels.attention(shape),), units)

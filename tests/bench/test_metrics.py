@@ -55,6 +55,11 @@ def test_a_single_token_has_no_pace_and_a_failed_request_missed() -> None:
         assert not met(served(0.0, 0.1, reason=reason), slo)
 
 
+def test_goodput_is_shared_out_over_the_devices_used() -> None:
+    summary = summarise(result(served(0.0, 0.5), served(1.0, 1.5)), SLO(1000, 100), gpus=2)
+    assert (summary["gpus"], summary["goodput_rps"], summary["goodput_per_gpu_rps"]) == (2, 0.2, 0.1)
+
+
 def test_goodput_attainment_and_throughput_by_hand() -> None:
     slo = SLO(1000, 100)
     run = result(

@@ -55,6 +55,13 @@ def test_table_fits_a_terminal_and_shows_medians_with_their_spread(runs: list[Ru
     assert " to " not in shown([run.record for run in runs[:2]])
 
 
+def test_figures_per_gpu_show_where_there_were_several(runs: list[Run]) -> None:
+    pair = {"gpus": 2, "goodput_per_gpu_rps": 0.25, "capacity_per_gpu_rps": None}
+    assert "per GPU" not in shown([run.record for run in runs])
+    text = shown([{**runs[0].record, **pair}, {**runs[1].record, "capacity_per_gpu_rps": None}])
+    assert "goodput per GPU" in text and "0.25" in text and "capacity per GPU" not in text
+
+
 def test_files_hold_every_request(runs: list[Run], tmp_path: Path) -> None:
     import pandas
 

@@ -177,8 +177,8 @@ def test_doctor_proves_the_splits_it_lists() -> None:
     assert "cores" in smpart("doctor").stdout
 
 
-RUN_KEYS = """policy backend model trace rate seed slo requests finished refused ttft_ms tpot_ms itl_ms goodput_rps
-capacity_rps slo_attainment throughput_tok_s bubble resizes decision_us"""
+RUN_KEYS = """policy backend model trace rate seed slo requests finished refused ttft_ms tpot_ms itl_ms gpus goodput_rps
+goodput_per_gpu_rps capacity_rps capacity_per_gpu_rps slo_attainment throughput_tok_s bubble resizes decision_us"""
 
 
 def test_bench_in_virtual_time(tmp_path: Path) -> None:
@@ -209,6 +209,25 @@ def test_capacity_holds_its_own_target() -> None:
         run["capacity_rps"] > 0 and run["slo_attainment"] >= 0.9 and run["rate"] == pytest.approx(run["capacity_rps"])
     )
     assert any(t["slo_attainment"] < 0.9 or t["queue_grows"] for t in run["trials"])
+
+
+def test_two_devices_count_as_two_gpus() -> None:
+    result = smpart(*SIM, "--policy", "disagg,chunked", "--capacity", "--slo", "ttft=500,tpot=50", "--json")
+    assert result.exit_code == 0, result.stderr
+    two, one = last_json(result)["runs"]
+    assert (two["gpus"], one["gpus"]) == (2, 1)
+    for run in (two, one):
+        assert run["goodput_per_gpu_rps"] == pytest.approx(run["goodput_rps"] / run["gpus"]) and run["goodput_rps"] > 0
+        assert run["capacity_per_gpu_rps"] == run["capacity_rps"] / run["gpus"] > 0
+    assert "capacity per GPU" in result.stderr
+
+
+def test_what_lanes_cannot_do_is_refused_before_a_request_runs() -> None:
+    link = smpart(*SIM, "--policy", "disagg:fast", "--json")
+    assert link.exit_code == 2 and "gigabits" in link.stderr
+    cores = ["bench", "--backend", "cores", "--model", "random:llama", "--policy", "disagg", "--limit", "2"]
+    alone = smpart(*cores, "--profile", "none")
+    assert alone.exit_code == 2 and "needs a device for prefill and another for decode" in alone.stderr
 
 
 def test_the_installed_command_imports_nothing_heavy_for_help() -> None:

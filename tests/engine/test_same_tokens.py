@@ -83,7 +83,7 @@ def test_killed_workers_cost_time_and_no_token(tiny, seed: int) -> None:
     run(deployment, model, 100 + seed, kills=1, cancels=0.0)
 
 
-@pytest.mark.parametrize("policy", ["mixed", "chunked:48", "static:1/1", "smpart"])
+@pytest.mark.parametrize("policy", ["mixed", "chunked:48", "static:1/1", "smpart", "overlap"])
 def test_every_policy_gives_the_tokens_of_generate(tiny, policy: str) -> None:
     model, deployment = tiny
     if policy.startswith("static") and len(deployment.lanes.splits()) < 3:

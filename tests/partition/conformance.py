@@ -198,6 +198,35 @@ def check_overlap_is_refused(case: Case) -> None:
         collect(lanes, 1)
 
 
+def check_units_are_shared_only_where_that_was_asked_for(case: Case) -> None:
+    with opened(case) as (lanes, gate):
+        total, apart = lanes.device.units, set(lanes.splits())
+        overlapping = lanes.overlapping()
+        assert not apart & set(overlapping) and all(split.overlaps(total) for split in overlapping)
+        if not overlapping:
+            with pytest.raises(UsageError, match="does not exist"):
+                lanes.launch(work(1, Side.DECODE, Split(total, total)))
+            return
+        both = Split(total, total)
+        assert both in overlapping
+        payload = ("echo", None) if case.virtual else ("gate", gate.path)
+        for side in Side:
+            lanes.launch(work(len(side), side, both, payload))
+        if not case.virtual:
+            gate.gather(2)
+            gate.open()
+        done = collect(lanes, 2)
+        assert max(c.started for c in done) < min(c.finished for c in done)
+        assert all(lanes.realised(side) == set(lanes.device.unit_ids) for side in Side)
+        lanes.launch(work(1, Side.PREFILL, both, payload))
+        with pytest.raises(UsageError, match="overlap"):
+            lanes.launch(work(2, Side.DECODE, exclusive(lanes, Side.DECODE)))
+        if not case.virtual:
+            gate.gather(1)
+            gate.open()
+        collect(lanes, 1)
+
+
 def check_depth_is_respected(case: Case) -> None:
     with opened(case) as (lanes, gate):
         split = exclusive(lanes, Side.DECODE)

@@ -96,6 +96,16 @@ def test_splits_that_cannot_be_placed():
         CorePlacement((Core(0, (0,)), Core(1, (1,)))).cpus(Side.DECODE, Split(1, 2))
 
 
+def test_sides_overlap_only_where_that_was_allowed():
+    both = CorePlacement((Core(0, (0,)), Core(1, (1,))), overlap=True)
+    assert both.cpus(Side.DECODE, Split(1, 2)) == {0, 1} and both.cpus(Side.PREFILL, Split(1, 2)) == {0}
+    assert both.cpus(Side.PREFILL, Split(1, 1)) == {0}
+    for wrong in (Split(3, 1), Split(1, 0), Split(3, 3)):
+        with pytest.raises(UsageError, match="add up to 2"):
+            both.cpus(Side.PREFILL, wrong)
+    assert CorePlacement((Core(3, (3,)),), overlap=True).cpus(Side.DECODE, Split(1, 1)) == {3}
+
+
 def test_one_core_has_the_exclusive_splits_only():
     backend = Cores(Cpus((Core(5, (5, 9)),), allowed=(5, 9), quota=None, name="tiny"), memory_bytes=1)
     assert backend.splits() == (Split(0, 1), Split(1, 0))

@@ -5,10 +5,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from smpart.partition import Line, Side, Split
-from smpart.partition.split import nested
+from smpart.partition.split import nested, nested_or_overlapping
 
 TOTAL = 5
 SPLITS = [Split(p, TOTAL - p) for p in range(TOTAL + 1)]
+OVERLAPPING = [Split(5, 5), Split(4, 2), Split(3, 5)]
 
 
 def same(prefill, decode):
@@ -25,6 +26,7 @@ class Lanes(RuleBasedStateMachine):
     """Two lanes of depth 2 that launch whenever the line lets them, and complete in order, at any time."""
 
     disjoint = staticmethod(nested)
+    splits = SPLITS
 
     def __init__(self):
         super().__init__()
@@ -48,22 +50,23 @@ class Lanes(RuleBasedStateMachine):
         if self.queues[side]:
             self.line.completed(self.queues[side].pop(0)[0])
 
-    @rule(goal=st.sampled_from(SPLITS))
-    def move(self, goal):
-        self.line.target = goal
+    @rule(place=st.integers(0, 99))
+    def move(self, place):
+        self.line.target = self.splits[place % len(self.splits)]
 
-    @rule(side=st.sampled_from(list(Side)), goal=st.sampled_from(SPLITS))
-    def nobody_waits_for_ever(self, side, goal):
+    @rule(side=st.sampled_from(list(Side)), place=st.integers(0, 99))
+    def nobody_waits_for_ever(self, side, place):
         """Once the other side's works are done, a side that the target gives units is granted exactly those."""
-        self.line.target = goal
+        self.line.target = goal = self.splits[place % len(self.splits)]
         while self.queues[side.other]:
             self.line.completed(self.queues[side.other].pop(0)[0])
         assert self.line.grant(side) == (goal if goal.units(side) else None)
 
-    @rule(goal=st.sampled_from([split for split in SPLITS if not split.exclusive]))
-    def both_arrive_while_both_keep_launching(self, goal):
+    @rule(place=st.integers(0, 99))
+    def both_arrive_while_both_keep_launching(self, place):
         """A steady target is reached by both sides although neither ever pauses, within their depths."""
-        self.line.target = goal
+        shared = [split for split in self.splits if not split.exclusive]
+        self.line.target = goal = shared[place % len(shared)]
         for _ in range(6):
             for side in Side:
                 self.complete(side)
@@ -88,7 +91,22 @@ class PartlyProvenLanes(Lanes):
     disjoint = staticmethod(every_other)
 
 
+class SharingLanes(Lanes):
+    """Some splits overlap; others still own what they own."""
+
+    disjoint = staticmethod(nested_or_overlapping(TOTAL))
+    splits = SPLITS + OVERLAPPING
+
+    @invariant()
+    def no_unit_is_shared_unless_both_ask_for_it(self):
+        for _, prefill in self.queues[Side.PREFILL]:
+            for _, decode in self.queues[Side.DECODE]:
+                mine, yours = set(prefill.indices(Side.PREFILL, TOTAL)), set(decode.indices(Side.DECODE, TOTAL))
+                assert not mine & yours or {prefill, decode} <= set(OVERLAPPING)
+
+
 TestLine = Lanes.TestCase
+TestSharingLine = SharingLanes.TestCase
 TestStrictLine = StrictLanes.TestCase
 TestPartlyProvenLine = PartlyProvenLanes.TestCase
 

@@ -74,6 +74,14 @@ def test_a_neighbour_that_comes_in_the_middle():
     assert (second.work.id, second.finished) == (2, 12.0)  # 4 of 8 s at half pace, then 2 alone
 
 
+def test_sides_that_overlap_are_priced_with_what_both_have():
+    """Six units asked of four: each side's price is told both counts, and is as ever once the neighbour has ended."""
+    sim = lanes(lambda shape, units, _, others: shape.tokens * max(1.0, (units + others) / 4))
+    sim.launch(work(1, P, Split(4, 2), 3))
+    sim.launch(work(2, D, Split(4, 2), 6))
+    assert [(c.work.id, c.finished) for _ in range(2) for c in sim.wait(None)] == [(1, 4.5), (2, 7.5)]
+
+
 def test_a_resize_in_the_middle():
     sim = lanes(lambda shape, units, *_: shape.tokens / units)
     sim.launch(work(1, P, Split(1, 3), 12))

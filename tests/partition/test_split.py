@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from smpart.errors import UsageError
 from smpart.partition import Side, Split
-from smpart.partition.feasible import feasible_splits
+from smpart.partition.feasible import feasible_splits, overlapping_splits
 from smpart.partition.gpus import GPUS, sm_group
 
 
@@ -43,6 +43,18 @@ def test_feasible_splits_keep_the_hardwares_rules(units, group):
             assert split.prefill >= minimum and (split.prefill - minimum) % step == 0 and split.decode >= minimum
     wanted = [p for p in range(units + 1) if p >= minimum and not (p - minimum) % step and units - p >= minimum]
     assert len(splits) == len(wanted) + 2
+
+
+@given(st.integers(1, 40), st.sampled_from([(1, 1), (2, 2), (4, 2), (8, 8)]))
+def test_overlapping_splits_are_all_pairs_of_shares_with_a_unit_in_common(units, group):
+    splits = feasible_splits(units, *group)
+    overlapping = overlapping_splits(splits)
+    assert list(overlapping) == sorted(set(overlapping)) and Split(units, units) in overlapping
+    for p in {split.prefill for split in splits} - {0}:
+        for d in {split.decode for split in splits} - {0}:
+            split = Split(p, d)
+            meet = set(split.indices(Side.PREFILL, units)) & set(split.indices(Side.DECODE, units))
+            assert (split in overlapping) == split.overlaps(units) == bool(meet)
 
 
 def test_pdmux_splits_of_an_a100_and_an_h100_exist():

@@ -36,7 +36,7 @@ def toy_bodies_can_be_imported(monkeypatch):
 def open_lanes(body: str = "make", args=None, segments=None) -> ProcessLanes:
     backend = open_backend("cores")
     assert isinstance(backend, Cores)
-    crew = CoreCrew(backend.device(), backend.splits(), f"toy_bodies:{body}", backend.placement(), args)
+    crew = CoreCrew(backend.device(), backend.splits(), f"toy_bodies:{body}", backend.placement(overlap=True), args)
     return ProcessLanes(crew, segments or {})
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from smpart.partition import Line, Shape, Side, Split
+from smpart.partition.feasible import overlapping_splits
+from smpart.partition.split import nested_or_overlapping
 from smpart.predictor.estimate import NOTHING, Estimate, Sides, split_by_split
-from smpart.scheduler.plan import Piece, Plan, Policy, ResumePrefill, StartPrefill, Step
+from smpart.scheduler.plan import AcrossDevices, Piece, Plan, Policy, ResumePrefill, StartPrefill, Step
 from smpart.scheduler.slo import SLO
 from smpart.scheduler.snapshot import ForwardView, LaneView, Snapshot
 from smpart.scheduler.table import RequestTable, State
@@ -97,7 +99,12 @@ class Job:
 
 
 class Double:
-    """Runs asks under a policy; `told` says how it went."""
+    """Runs asks under a policy; `told` says how it went.
+
+    Args:
+        shares: whether the lanes can share units.
+        token_seconds: what one token's KV takes to cross, under a policy with two devices.
+    """
 
     def __init__(
         self,
@@ -115,11 +122,19 @@ class Double:
         lead: float = 0.0,
         noise: float = 0.0,
         check: bool = True,
+        shares: bool = False,
+        token_seconds: float = 1e-4,
     ) -> None:
         self.policy, self.cost = policy, cost
         self.predictor = predictor or Oracle(cost)
         self.splits = tuple(Split(p, units - p) for p in [0, *range(step, units - step + 1, step), units])
-        self.line = Line(self.splits[0])
+        self.across, self.token_seconds = isinstance(policy, AcrossDevices), token_seconds
+        if self.across:
+            self.splits = (Split(units, units),)
+        self.overlapping = overlapping_splits(self.splits) if shares and not self.across else ()
+        self.line = Line(self.splits[0], nested_or_overlapping(self.splits[0].total))
+        self.there, self.over_there = blocks, set()
+        self.crossing: list[tuple[float, int]] = []
         self.table = RequestTable(8)
         self.size, self.layers, self.max_paused, self.lead = 16, layers, max_paused, lead
         self.pool, self.free, self.slots = blocks, blocks, slots
@@ -148,6 +163,7 @@ class Double:
                 self._arrive(arrivals.pop())
             self._decide()
             moments = [lane[0].ends for lane in self.lanes.values() if lane]
+            moments += [moment for moment, _ in self.crossing[:1]]
             leads = [lane[0].ends - self.lead for lane in self.lanes.values() if len(lane) == 1]
             moments += [moment for moment in leads if moment > self.now]
             if arrivals:
@@ -156,12 +172,14 @@ class Double:
                 moments.append(self.valid_until)
             if not moments:
                 assert len(self.table) == 0, f"stalled: {self._dump()}"
-                assert self.free == self.pool
+                assert self.free == self.there == self.pool and not self.over_there
                 return self.seq_told
             self.now = max(self.now, min(moments))
             for side in Side:
                 while self.lanes[side] and self.lanes[side][0].ends <= self.now + 1e-12:
                     self._done(side)
+            while self.crossing and self.crossing[0][0] <= self.now:
+                self._land(self.crossing.pop(0)[1])
         raise AssertionError(f"not done after {limit} turns: {self._dump()}")
 
     def _dump(self) -> str:
@@ -196,7 +214,8 @@ class Double:
             running=running, forwards=views, prefill_lane=self._view(Side.PREFILL),
             decode_lane=self._view(Side.DECODE), split=self.line.target, splits=self.splits, free_blocks=self.free,
             block_tokens=self.size, free_slots=self.slots, layers=self.layers, max_paused=self.max_paused,
-            predictor=self.predictor,
+            predictor=self.predictor, overlapping=self.overlapping,
+            decode_blocks=self.there if self.across else None,
         )  # fmt: skip
 
     def _view(self, side: Side) -> LaneView:
@@ -227,13 +246,15 @@ class Double:
 
     def _legal(self, s: Snapshot, plan: Plan) -> None:
         t = self.table
-        assert plan.split in s.splits
-        assert plan.split.prefill + plan.split.decode <= s.units
+        assert plan.split in s.splits or plan.split in s.overlapping
+        assert plan.split.prefill + plan.split.decode <= s.units or plan.split in s.overlapping
         for row in plan.preempt:
             assert row in s.running or row in s.prefilling
         for row, _ in plan.refuse:
             assert row in s.waiting
-        free = s.free_blocks + sum(int(t.blocks[r]) for r in plan.preempt if not t.flying[r])
+        given = {r: int(t.blocks[r]) for r in plan.preempt if not t.flying[r]}
+        free = s.free_blocks + sum(blocks for r, blocks in given.items() if r not in self.over_there)
+        there = self.there + sum(blocks for r, blocks in given.items() if r in self.over_there)
         slots = s.free_slots
         seen: set[int] = set(plan.preempt)
         pieces: list[Piece] = []
@@ -245,7 +266,8 @@ class Double:
             for row in plan.step.rows:
                 assert row not in seen
                 seen.add(row)
-                free -= max(0, -(-(int(t.computed[row]) + 1) // self.size) - int(t.blocks[row]))
+                more = max(0, -(-(int(t.computed[row]) + 1) // self.size) - int(t.blocks[row]))
+                free, there = (free, there - more) if row in self.over_there else (free - more, there)
             pieces += plan.step.pieces
         if isinstance(plan.prefill, StartPrefill):
             assert s.prefill_lane.room and plan.split.prefill and len(s.forwards) < s.max_paused
@@ -265,7 +287,10 @@ class Double:
             assert 1 <= piece.length <= int(t.known[piece.row]) - start
             slots -= piece.row in s.waiting
             free -= max(0, -(-(start + piece.length) // self.size) - int(t.blocks[piece.row]))
-        assert free >= 0, "more blocks planned than there are"
+        for row in plan.pull:
+            assert self.across and t.state[row] == State.CROSSING and not t.flying[row] and row not in seen
+            there -= -(-int(t.computed[row]) // self.size)
+        assert min(free, there) >= 0, "more blocks planned than there are"
         assert slots >= 0, "more rows admitted than there are slots"
 
     def _apply(self, plan: Plan) -> bool:
@@ -283,7 +308,9 @@ class Double:
             self.table.state[row] = State.LEAVING
             self._settle(row)
         assert not plan.abandon
-        changed = bool(plan.preempt or plan.refuse)
+        changed = bool(plan.preempt or plan.refuse or plan.pull)
+        for row in plan.pull:
+            self._pull(row)
         if plan.step is not None:
             changed |= self._step(plan.step)
         if isinstance(plan.prefill, StartPrefill):
@@ -296,8 +323,12 @@ class Double:
 
     def _grow(self, row: int, tokens: int) -> None:
         more = max(0, -(-tokens // self.size) - int(self.table.blocks[row]))
-        assert more <= self.free
-        self.free -= more
+        if row in self.over_there:
+            assert more <= self.there
+            self.there -= more
+        else:
+            assert more <= self.free
+            self.free -= more
         self.table.blocks[row] += more
 
     def _place(self, piece: Piece) -> tuple[int, int, bool]:
@@ -374,7 +405,25 @@ class Double:
         )
         return True
 
+    def _pull(self, row: int) -> None:
+        tokens = int(self.table.computed[row])
+        self.there -= -(-tokens // self.size)
+        assert self.there >= 0
+        self.table.flying[row] += 1
+        begins = self.crossing[-1][0] if self.crossing else self.now
+        self.crossing.append((begins + tokens * self.token_seconds, row))
+
     # ---- endings
+
+    def _land(self, row: int) -> None:
+        t = self.table
+        t.flying[row] -= 1
+        self.free += int(t.blocks[row])
+        self.over_there.add(row)
+        t.blocks[row] = -(-int(t.computed[row]) // self.size)
+        if t.state[row] == State.CROSSING:
+            t.state[row] = State.RUNNING
+        self._settle(row)
 
     def _done(self, side: Side) -> None:
         job = self.lanes[side].pop(0)
@@ -397,7 +446,7 @@ class Double:
             if final:
                 t.ahead[row] = 0
                 if t.state[row] == State.PREFILL:
-                    t.state[row] = State.RUNNING
+                    t.state[row] = State.CROSSING if self.across else State.RUNNING
                 self._read(row)
             else:
                 self._settle(row)
@@ -422,7 +471,11 @@ class Double:
         t = self.table
         if t.state[row] != State.LEAVING or t.flying[row]:
             return
-        self.free += int(t.blocks[row])
+        if row in self.over_there:
+            self.over_there.remove(row)
+            self.there += int(t.blocks[row])
+        else:
+            self.free += int(t.blocks[row])
         self.slots += 1
         t.blocks[row] = t.computed[row] = t.ahead[row] = 0
         t.slot[row] = t.forward[row] = -1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smpart.partition import Shape, Split
+from smpart.partition.feasible import overlapping_splits
 from smpart.predictor import OnlinePredictor
 from smpart.scheduler import SLO, make_policy, policy_names
 from tests.scheduler.double import Ask, Double, Oracle, cpu_cost, goodput, gpu_cost
@@ -16,7 +19,7 @@ from tests.scheduler.still import begun, crowd, decoding, still, waiting
 POLICIES = [
     "chunked", "chunked:24", "mixed", "static:1/1", "smpart", "smpart:refuse",
     "smpart:no-slack+no-preemption+period=500", "smpart:split=1/1", "pdmux", "muxwise", "chunked+slack",
-    "nexus", "bullet", "semipd", "duet:100",
+    "nexus", "bullet", "semipd", "duet:100", "overlap", "disagg",
 ]  # fmt: skip
 
 
@@ -66,12 +69,13 @@ def test_every_policy_is_held_to_the_contract() -> None:
     lead=st.sampled_from([0.0, 0.02, 1e9]),
     paused=st.sampled_from([1, 4]),
     learns=st.booleans(),
+    shares=st.booleans(),
 )
-def test_every_request_ends_and_no_rule_is_broken(name, asks, blocks, slots, lead, paused, learns) -> None:
+def test_every_request_ends_and_no_rule_is_broken(name, asks, blocks, slots, lead, paused, learns, shares) -> None:
     predictor = OnlinePredictor(Flat()) if learns else Oracle(cpu_cost)
     double = Double(
         make_policy(name, slo=SLO(3000, 400)), asks, predictor=predictor, blocks=blocks, slots=slots, lead=lead,
-        max_paused=paused, layers=6,
+        max_paused=paused, layers=6, shares=shares or name == "overlap",
     )  # fmt: skip
     for told in double.run():
         assert told.refused or len(told.times) == told.ask.outputs
@@ -91,10 +95,13 @@ def test_no_moment_makes_a_policy_raise(name: str, seed: int) -> None:
     ]  # fmt: skip
     rows += [begun(200, int(rng.integers(1, 199))) for _ in range(rng.integers(0, 3))]
     rows += [waiting(int(n), cached=int(rng.integers(0, n))) for n in rng.integers(1, 5000, rng.integers(0, 9))]
-    plan = make_policy(name).plan(
-        still(rows, free_blocks=int(rng.integers(0, 300)), free_slots=int(rng.integers(0, 5)))
-    )
-    assert plan.split.total == 132
+    moment = still(rows, free_blocks=int(rng.integers(0, 300)), free_slots=int(rng.integers(0, 5)))
+    if name == "overlap" or (name == "semipd" and rng.integers(2)):
+        moment = replace(moment, overlapping=overlapping_splits(moment.splits))
+    if name == "disagg":
+        moment = replace(moment, splits=(Split(132, 132),), decode_blocks=int(rng.integers(0, 300)))
+    split = make_policy(name).plan(moment).split
+    assert split in moment.splits or split in moment.overlapping
 
 
 STARVES = {"bullet", "nexus:15"}
@@ -103,14 +110,16 @@ STARVES = {"bullet", "nexus:15"}
 
 @pytest.mark.parametrize(
     "name", ["chunked", "chunked+slack", "mixed", "static:96/36", "pdmux", "muxwise", "nexus", "nexus:15", "bullet",
-             "semipd", "duet"],
+             "semipd", "duet", "overlap", "disagg"],
 )  # fmt: skip
 def test_under_overload_a_document_waits_no_longer_than_the_rule_says(name: str) -> None:
     """Questions use up all that prefill can do; unless its rule starves the document, it is not the last to begin."""
     slo = SLO(500, 60)
     asks = [Ask(0.1, 20_000, 2, slo=slo), *[Ask(0.022 * i, 900, 2, slo=slo) for i in range(120)]]
     policy = make_policy(name, slo=slo)
-    told = Double(policy, asks, cost=gpu_cost, units=132, step=12, blocks=30_000, layers=32, check=False).run()
+    told = Double(
+        policy, asks, cost=gpu_cost, units=132, step=12, blocks=30_000, layers=32, check=False, shares=name == "overlap"
+    ).run()
     document = next(t for t in told if t.ask.prompt == 20_000)
     behind = sum(t.times[0] > document.times[0] for t in told)
     assert behind == 0 if name in STARVES else behind > 3, behind

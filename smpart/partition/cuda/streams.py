@@ -88,6 +88,10 @@ class StreamLanes:
         """Every split that was made."""
         return self._splits
 
+    def overlapping(self) -> tuple[Split, ...]:
+        """None: a stream of the whole device beside another one is not built yet."""
+        return ()
+
     def disjoint(self, prefill: Split, decode: Split) -> bool:
         """True for the two sides of one split; for sides of two splits only where their SMs were seen to differ."""
         return self._places.disjoint(prefill, decode)

@@ -36,6 +36,10 @@ class DeviceCrew:
         """Those that the device really made."""
         return self._known().splits
 
+    def overlapping(self) -> tuple[Split, ...]:
+        """None: not built yet."""
+        return ()
+
     def disjoint(self, prefill: Split, decode: Split) -> bool:
         """As the device's process found out."""
         return (prefill, decode) in self._known().disjoint

@@ -107,6 +107,10 @@ class MpsCrew:
         """See `Crew`."""
         return self._splits
 
+    def overlapping(self) -> tuple[Split, ...]:
+        """None: not built yet."""
+        return ()
+
     def disjoint(self, prefill: Split, decode: Split) -> bool:
         """Partitions do not meet. Caps may, on any SM; they are let run together when they add up to no more than the
         device has.

@@ -1,18 +1,20 @@
 """Caps for each phase, raised when finished requests missed its objective (semi-PD).
 
 Source: semi-PD's paper sections 4.3 and 5, and its code (branch `distserve_base`, `single_stage_engine.py`). The two
-differ; this is the code's rule with its fitted curves, every `WINDOW` finished requests. Simplified: caps may sum to
-more than 100 there, since both phases share the SMs; here lanes never do, so the caps are normalised to shares of the
-device (100/100: half each), and a phase alone has all of it. Prefill runs in no layer groups, first come, first served.
-A new split takes effect `SWITCH_S` later, for a new worker is prepared aside meanwhile. Chosen where both are silent:
-that delay; when one phase is at 100 already, the other is lowered up to three times.
+differ; this is the code's rule with its fitted curves, every `WINDOW` finished requests. Caps may sum to more than
+100: where lanes can share units, so they do here. Simplified: on lanes that cannot (`green`, `mps`) the caps are
+normalised to shares of the device (100/100: half each), and a phase alone has all of it, which is logged. Prefill runs
+in no layer groups, first come, first served. New caps take effect `SWITCH_S` later, for a new worker is prepared aside
+meanwhile. Chosen where both are silent: that delay; when one phase is at 100 already, the other is lowered up to three
+times.
 
 The curves are kept as they are, the waiting curve's rise towards 100 included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +28,8 @@ from smpart.scheduler.registry import Setup, register
 from smpart.scheduler.slo import SLO
 from smpart.scheduler.snapshot import Snapshot
 from smpart.scheduler.table import State
+
+logger = logging.getLogger(__name__)
 
 WINDOW = 400
 STEP, MOST_STEPS = 2, 3
@@ -119,6 +123,16 @@ def _raise(
     return own, other, True
 
 
+def capped(caps: Caps, overlapping: Iterable[Split], units: int) -> Split:
+    """The split whose sides are most nearly what caps allow on a device of `units` units.
+
+    >>> str(capped(Caps(100, 80), [Split(10, 10), Split(10, 8), Split(8, 10)], 10))
+    '10/8'
+    """
+    prefill, decode = (units * cap / FULL for cap in caps)
+    return min(overlapping, key=lambda split: (abs(split.prefill - prefill) + abs(split.decode - decode), split))
+
+
 class Finished:
     """What finished requests saw, gathered from snapshots.
 
@@ -193,16 +207,18 @@ class SemiPD(TwoLanes):
         self._slo = setup.slo
         self._finished = Finished()
         self._all: tuple[Split, ...] = ()
+        self._overlapping: tuple[Split, ...] = ()
         self._split = self._next = Split(0, 1)
         self._from = 0.0
         self.caps = Caps(FULL, FULL)
-        if setup.splits:
+        if setup.splits and not setup.overlapping:
             proper(setup.splits)
+            logger.warning("policy semipd: these lanes cannot share units; its caps become shares of the device")
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """A step and a whole prefill."""
-        if snapshot.splits != self._all:
-            self._all = snapshot.splits
+        if (snapshot.splits, snapshot.overlapping) != (self._all, self._overlapping):
+            self._all, self._overlapping = snapshot.splits, snapshot.overlapping
             self._split = self._next = self._nearest()
         self._finished.look(snapshot)
         if len(self._finished) >= WINDOW:
@@ -212,8 +228,12 @@ class SemiPD(TwoLanes):
         return super().plan(snapshot)
 
     def split_for(self, snapshot: Snapshot, step: Shape, work: Work) -> Split:
-        """The caps, as shares."""
+        """The caps, or their shares."""
         return self._split
+
+    def alone(self, snapshot: Snapshot, step: Shape, work: Work) -> Split:
+        """The caps; with mere shares, everything."""
+        return self._split if self._overlapping else super().alone(snapshot, step, work)
 
     def layers(self, snapshot: Snapshot, step: Shape, work: Work, split: Split) -> int | None:
         """All."""
@@ -227,4 +247,6 @@ class SemiPD(TwoLanes):
             self._next, self._from = self._nearest(), now + SWITCH_S
 
     def _nearest(self) -> Split:
-        return nearest(proper(self._all), self.caps.decode / sum(self.caps))
+        if not self._overlapping:
+            return nearest(proper(self._all), self.caps.decode / sum(self.caps))
+        return capped(self.caps, self._overlapping, self._all[0].total)
