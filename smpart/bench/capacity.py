@@ -41,9 +41,15 @@ class Capacity:
 
 
 def search(
-    attempt: Callable[[float], Trial], guess: float, *, target: float = 0.9, tolerance: float = 0.05, most: int = 16
+    attempt: Callable[[float], Trial],
+    guess: float,
+    *,
+    target: float = 0.9,
+    tolerance: float = 0.05,
+    most: int = 16,
+    stride: float = 2.0,
 ) -> Capacity:
-    """Doubling, then bisection of the logarithm of the rate.
+    """Doubling (or another stride), then bisection of the logarithm of the rate.
 
     Args:
         attempt: tries one rate (on the same seeds each time, so that rates and policies are paired).
@@ -51,6 +57,7 @@ def search(
         target: attainment that must be reached.
         tolerance: the search ends when the lowest rate that failed is within this share of the highest that held.
         most: trials at most.
+        stride: factor from rate to rate until one held and one failed; small where the guess is good.
     """
     trials: list[Trial] = []
     low, high, rate = 0.0, math.inf, guess
@@ -60,7 +67,7 @@ def search(
             low = rate
         else:
             high = rate
-        rate = 2.0 * low if math.isinf(high) else high / 2.0 if low == 0.0 else math.sqrt(low * high)
+        rate = stride * low if math.isinf(high) else high / stride if low == 0.0 else math.sqrt(low * high)
     return Capacity(low, tuple(trials))
 
 

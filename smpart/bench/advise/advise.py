@@ -16,14 +16,14 @@ from smpart.bench.advise.question import Question
 from smpart.bench.advise.rates import Rates
 from smpart.bench.advise.reach import out_of_reach
 from smpart.bench.advise.table import Table, divide
-from smpart.bench.advise.typical import Typical
+from smpart.bench.advise.typical import MIDDLING, Typical
 from smpart.bench.bench import Chosen, Options
 from smpart.bench.crew import Crew, Recipe
 from smpart.engine.deployment import Deployment
 from smpart.errors import UsageError
-from smpart.partition import Split
-from smpart.partition.gpus import GPUS
+from smpart.partition import Shape, Split
 from smpart.partition.sim import Cost, SimLanes
+from smpart.predictor.estimate import NOTHING
 
 DTYPE = "bfloat16"
 """Of weights and KV, unless the model's own configuration says less."""
@@ -53,15 +53,17 @@ def advise(question: Question, say: Callable[[str], None], progress: Progress) -
             raise UsageError(f"no rate holds these objectives on {question.gpu}: {reason}")
         most = max(1, min(made.kv.max_requests, made.blocks * made.kv.block_tokens // typical.context))
         table = _table(cost, typical, made.lanes.splits(), question, most)
-        contenders = Contenders.of(made.lanes.splits(), table.rows)
+        fits = _fits(cost, typical, units, question)
+        contenders = Contenders.of(made.lanes.splits(), table.rows, fits, question.quick)
         recipes = _recipes(question, contenders, made)
         guess = 0.5 * typical.rate(cost, units)
         layers, prefill_s = made.model_shape.layers, _prefill_s(cost, typical, table)
+        major, minor = str(made.device.facts["compute_capability"]).split(".")
     with fleet(recipes, question.jobs) as crews, progress("advise", _searches(question)) as update:
         search = _Search(question, contenders, crews, guess, say, update)
         names, held = search.everything()
         one, two = search.facts(names, held)
-    capability = GPUS[question.gpu.partition("-")[0].partition("x")[0]].capability
+    capability = int(major), int(minor)
     found = Findings(question, units, capability, layers, typical, table, prefill_s, names, held, one, two)
     found.check()
     return found
@@ -74,6 +76,17 @@ def _table(cost: Cost, typical: Typical, splits: tuple[Split, ...], question: Qu
         return cost(typical.step(batch), split.decode, typical.head, split.prefill)
 
     return divide(step_s, splits, question.slo.tpot_ms / 1e3, most)
+
+
+def _fits(cost: Cost, typical: Typical, units: int, question: Question) -> Callable[[int], bool]:
+    """Whether a hybrid step with so many prompt tokens and a middling decode batch holds TPOT on the whole device."""
+    step = typical.step(MIDDLING)
+
+    def fits(tokens: int) -> bool:
+        hybrid = Shape.prefill([(tokens, 0)]).join(step)
+        return cost(hybrid, units, NOTHING, 0) <= question.slo.tpot_ms / 1e3
+
+    return fits
 
 
 def _prefill_s(cost: Cost, typical: Typical, table: Table) -> float | None:

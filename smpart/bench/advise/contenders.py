@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from smpart.bench.advise.table import Row
 from smpart.partition import Split
@@ -11,10 +12,12 @@ from smpart.scheduler.pair import proper
 
 CHUNKED, SMPART, STATIC, PDMUX = "chunked", "smpart", "static", "pdmux"
 
-BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""Tokens a step: from the smallest that anybody runs to vLLM's default on large GPUs."""
+BUDGETS = tuple(1 << k for k in range(5, 15))
+"""32 to 16,384 tokens a step."""
 
-_SPLITS = 7
+_FIXED, _QUICK_FIXED = 7, 4
+_AROUND, _QUICK_AROUND = 2, 1
+"""Budgets on each side of the one whose step just fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,21 @@ class Contenders:
     table: str | None
 
     @classmethod
-    def of(cls, splits: Iterable[Split], rows: Sequence[Row]) -> Contenders:
-        """Those of a device."""
-        shared = spread(proper(splits), _SPLITS)
+    def of(cls, splits: Iterable[Split], rows: Sequence[Row], fits: Callable[[int], bool], quick: bool) -> Self:
+        """Those of a device.
+
+        Args:
+            rows: the table that is advised.
+            fits: whether a step with so many prompt tokens holds TPOT. Budgets around the largest that fits are tried:
+                prompts queue behind smaller ones, larger ones break TPOT or ITL where they are filled.
+            quick: fewer.
+        """
+        shared = spread(proper(splits), _QUICK_FIXED if quick else _FIXED)
+        middle = max((i for i, budget in enumerate(BUDGETS) if fits(budget)), default=0)
+        around = _QUICK_AROUND if quick else _AROUND
         table = "+".join(f"{row.split}@{row.batch}" for row in rows)
         return cls(
-            tuple(f"chunked:{budget}" for budget in BUDGETS),
+            tuple(f"chunked:{budget}" for budget in BUDGETS[max(0, middle - around) : middle + around + 1]),
             tuple(f"static:{split}" for split in shared),
             f"pdmux:{table}" if table else None,
         )

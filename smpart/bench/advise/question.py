@@ -18,7 +18,7 @@ CONTENTIONS = (1.0, 1.1, 1.2, 1.3)
 
 QUICK_CONTENTIONS = (1.0, 1.3)
 
-REQUESTS, QUICK_REQUESTS = 600, 150
+REQUESTS, QUICK_REQUESTS = 1000, 200
 SEEDS, QUICK_SEEDS = 2, 1
 
 FEWEST = 10
@@ -35,6 +35,7 @@ class Question:
         seeds: of arrivals (synthetic: of lengths too); policies are compared seed by seed.
         target: share of requests that must meet every objective.
         jobs: processes that share the runs; 0: one a core.
+        quick: look at fewer candidates.
     """
 
     model: str
@@ -45,6 +46,7 @@ class Question:
     seeds: tuple[int, ...] = (0,)
     target: float = 0.9
     jobs: int = 0
+    quick: bool = False
 
     @classmethod
     def ask(
@@ -68,7 +70,7 @@ class Question:
         contentions = (1.0,) if backend.roofline else QUICK_CONTENTIONS if quick else CONTENTIONS
         varies = source.synthetic or not load.timed
         seeds = range(seed, seed + (QUICK_SEEDS if quick or not varies else SEEDS))
-        return cls(model, gpu, source, slo, contentions, tuple(seeds), jobs=jobs)
+        return cls(model, gpu, source, slo, contentions, tuple(seeds), jobs=jobs, quick=quick)
 
     def backend(self, contention: float) -> str:
         """The backend's name at a contention constant."""

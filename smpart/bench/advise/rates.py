@@ -14,6 +14,10 @@ from smpart.bench.run import Run
 TOLERANCE = 0.03
 """A capacity is found within this share."""
 
+_STRIDE = 1.25
+_MOST = 24
+"""Trials at most: 24 strides down are a factor of 200."""
+
 
 class Rates:
     """Capacities of policies on a crew's bench, seed by seed.
@@ -40,7 +44,7 @@ class Rates:
         def attempt(rate: float) -> Trial:
             return self.attempt([policy], rate, seed)[policy]
 
-        return search(attempt, guess, target=self._target, tolerance=TOLERANCE).rate
+        return search(attempt, guess, target=self._target, tolerance=TOLERANCE, most=_MOST, stride=_STRIDE).rate
 
     def capacities(self, searches: Sequence[tuple[str, int, float]]) -> Iterator[float]:
         """`capacity` of each (policy, seed, guess), in their order, several at once if the crew makes several runs."""

@@ -48,7 +48,11 @@ def divide(
     found: list[Row] = []
     held = 0
     for split in proper(splits):
-        up_to = bisect_right(range(1, most + 1), limit_s, key=lambda batch, split=split: step_s(batch, split))
+
+        def seconds(batch: int, split: Split = split) -> float:
+            return step_s(batch, split)
+
+        up_to = bisect_right(range(1, most + 1), limit_s, key=seconds)
         if up_to > held:
             found.append(Row(split, held + 1))
             held = up_to

@@ -12,8 +12,8 @@ from smpart.partition import Shape
 from smpart.partition.sim import Cost
 from smpart.predictor.estimate import NOTHING
 
-_BATCH = 32
-"""Decode batch at which a device's throughput is guessed."""
+MIDDLING = 32
+"""Decode batch where none is known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Typical:
     def rate(self, cost: Cost, units: int) -> float:
         """Requests a second if each phase had the whole device in turn, decode in a batch of 32."""
         prefill = cost(self.head, units, NOTHING, 0)
-        decode = self.answer * cost(self.step(_BATCH), units, NOTHING, 0) / _BATCH
+        decode = self.answer * cost(self.step(MIDDLING), units, NOTHING, 0) / MIDDLING
         return 1.0 / (prefill + decode)
 
 
