@@ -49,7 +49,7 @@ def search(
     most: int = 16,
     stride: float = 2.0,
 ) -> Capacity:
-    """Doubling (or another stride), then bisection of the logarithm of the rate.
+    """Doubling, then bisection of the logarithm of the rate.
 
     Args:
         attempt: tries one rate (on the same seeds each time, so that rates and policies are paired).
@@ -57,7 +57,8 @@ def search(
         target: attainment that must be reached.
         tolerance: the search ends when the lowest rate that failed is within this share of the highest that held.
         most: trials at most.
-        stride: factor from rate to rate until one held and one failed; small where the guess is good.
+        stride: first factor from rate to rate until one held and one failed, small where the guess is good; it grows
+            to 2.
     """
     trials: list[Trial] = []
     low, high, rate = 0.0, math.inf, guess
@@ -68,6 +69,7 @@ def search(
         else:
             high = rate
         rate = stride * low if math.isinf(high) else high / stride if low == 0.0 else math.sqrt(low * high)
+        stride = min(2.0, stride * stride)
     return Capacity(low, tuple(trials))
 
 

@@ -14,7 +14,7 @@ from smpart.bench.advise.fleet import fleet
 from smpart.bench.advise.knockout import Winner, knockout
 from smpart.bench.advise.question import Question
 from smpart.bench.advise.rates import Rates
-from smpart.bench.advise.reach import out_of_reach
+from smpart.bench.advise.reach import out_of_reach, too_long
 from smpart.bench.advise.table import Table, divide
 from smpart.bench.advise.typical import MIDDLING, Typical
 from smpart.bench.bench import Chosen, Options
@@ -49,9 +49,11 @@ def advise(question: Question, say: Callable[[str], None], progress: Progress) -
         typical = Typical.of(load)
         assert isinstance(made.lanes, SimLanes)
         cost, units = made.lanes.cost, made.device.units
-        if reason := out_of_reach(load, typical, question.slo, question.target, cost, units):
+        if reason := out_of_reach(load, typical, question.slo, 1.0 - question.target, cost, units):
             raise UsageError(f"no rate holds these objectives on {question.gpu}: {reason}")
-        most = max(1, min(made.kv.max_requests, made.blocks * made.kv.block_tokens // typical.context))
+        hopeless = too_long(load, question.slo, cost, units)
+        fit = max(1, min(made.kv.max_requests, made.blocks * made.kv.block_tokens // typical.context))
+        most = min(fit, typical.most(cost, units, question.slo.tpot_ms / 1e3))
         table = _table(cost, typical, made.lanes.splits(), question, most)
         fits = _fits(cost, typical, units, question)
         contenders = Contenders.of(made.lanes.splits(), table.rows, fits, question.quick)
@@ -64,7 +66,9 @@ def advise(question: Question, say: Callable[[str], None], progress: Progress) -
         names, held = search.everything()
         one, two = search.facts(names, held)
     capability = int(major), int(minor)
-    found = Findings(question, units, capability, layers, typical, table, prefill_s, names, held, one, two)
+    found = Findings(
+        question, units, capability, layers, typical, hopeless, table, prefill_s, names, held, one, two, search.runs
+    )
     found.check()
     return found
 
@@ -128,6 +132,11 @@ class _Search:
         self._question, self._contenders, self._guess = question, contenders, guess
         self._say, self._update = say, update
         self._rates = {c: Rates(crews[question.backend(c)], question.target) for c in question.contentions}
+
+    @property
+    def runs(self) -> int:
+        """How many loads were replayed."""
+        return sum(rates.runs for rates in self._rates.values())
 
     def everything(self) -> tuple[dict[str, str], dict[float, dict[str, tuple[float, ...]]]]:
         """The policy behind each contender, and what each holds.

@@ -56,10 +56,12 @@ class Answer:
             ],
             "seeds": list(question.seeds),
             "requests": question.source.limit,
+            "runs": found.runs,
             "load": {
                 "prompt_tokens": found.typical.prompt,
                 "new_prompt_tokens": found.typical.fresh,
                 "answer_tokens": found.typical.answer,
+                "too_long_alone": found.hopeless,
             },
             "facts": {"chunked": found.one_lane.record(), "smpart": found.two_lanes.record()},
         }

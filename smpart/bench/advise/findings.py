@@ -20,10 +20,12 @@ class Findings:
     units: SMs of the GPU.
     capability: its CUDA compute capability.
     layers: of the model.
+    hopeless: share of the prompts that miss TTFT even alone on the idle GPU.
     prefill_s: a typical prefill on the table's first split beside its decode step; None: there is no table.
     names: the policy behind each contender.
     held: capacities by contention constant, contender and seed.
     one_lane, two_lanes: the best chunked prefill and smpart at one rate that is too high for chunked.
+    runs: replays that the search took.
     """
 
     question: Question
@@ -31,12 +33,14 @@ class Findings:
     capability: tuple[int, int]
     layers: int
     typical: Typical
+    hopeless: float
     table: Table
     prefill_s: float | None
     names: Mapping[str, str]
     held: Mapping[float, Capacities]
     one_lane: Facts
     two_lanes: Facts
+    runs: int
 
     def check(self) -> None:
         """Raise `UsageError` if no contender held any rate."""

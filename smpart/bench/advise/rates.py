@@ -15,8 +15,6 @@ TOLERANCE = 0.03
 """A capacity is found within this share."""
 
 _STRIDE = 1.25
-_MOST = 24
-"""Trials at most: 24 strides down are a factor of 200."""
 
 
 class Rates:
@@ -38,13 +36,18 @@ class Rates:
             self._tried[task] = Trial(rate, attainment(made.replay, made.slo), backlog_grows(made.replay))
         return {task.policy: self._tried[task] for task in tasks}
 
+    @property
+    def runs(self) -> int:
+        """How many were made."""
+        return len(self._tried)
+
     def capacity(self, policy: str, seed: int, guess: float) -> float:
         """The highest rate that held; 0: none did."""
 
         def attempt(rate: float) -> Trial:
             return self.attempt([policy], rate, seed)[policy]
 
-        return search(attempt, guess, target=self._target, tolerance=TOLERANCE, most=_MOST, stride=_STRIDE).rate
+        return search(attempt, guess, target=self._target, tolerance=TOLERANCE, stride=_STRIDE).rate
 
     def capacities(self, searches: Sequence[tuple[str, int, float]]) -> Iterator[float]:
         """`capacity` of each (policy, seed, guess), in their order, several at once if the crew makes several runs."""

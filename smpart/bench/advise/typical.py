@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -57,6 +58,13 @@ class Typical:
     def step(self, batch: int) -> Shape:
         """One decode step."""
         return Shape.decode(batch, batch * self.context)
+
+    def most(self, cost: Cost, units: int, step_s: float) -> int:
+        """The largest decode batch that a table need care about, by Little's law.
+
+        That of the rate which the device could keep up with in steps of `step_s` seconds, twice over for bursts.
+        """
+        return max(1, math.ceil(2.0 * self.rate(cost, units) * self.answer * step_s))
 
     def rate(self, cost: Cost, units: int) -> float:
         """Requests a second if each phase had the whole device in turn, decode in a batch of 32."""

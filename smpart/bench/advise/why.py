@@ -33,6 +33,8 @@ def _cause(found: Findings, facts: Facts, missed: str) -> str:
     elif facts.hybrid_ms is not None:
         steps = f"a step with prompt tokens takes {facts.hybrid_ms:.3g} ms, and there is hardly one without"
     if missed == "TTFT":
+        if found.hopeless > 0.5 * (1.0 - found.question.target):
+            return f"{found.hopeless:.0%} are too long even alone on the idle GPU, and the others have little to spare"
         prompts = f"prompts of {found.typical.prompt} tokens queue for the room beside {facts.batch:.0f} decodes"
         return f"{prompts}; {steps}" if steps else prompts
     more = f" ({facts.hybrid_share:.0%} of the time)" if facts.hybrid_ms is not None else ""
