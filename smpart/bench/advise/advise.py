@@ -65,9 +65,20 @@ def advise(question: Question, say: Callable[[str], None], progress: Progress) -
         search = _Search(question, contenders, crews, guess, say, update)
         names, held = search.everything()
         one, two = search.facts(names, held)
-    capability = int(major), int(minor)
     found = Findings(
-        question, units, capability, layers, typical, hopeless, table, prefill_s, names, held, one, two, search.runs
+        question=question,
+        units=units,
+        capability=(int(major), int(minor)),
+        layers=layers,
+        typical=typical,
+        hopeless=hopeless,
+        table=table,
+        prefill_s=prefill_s,
+        names=names,
+        held=held,
+        one_lane=one,
+        two_lanes=two,
+        runs=search.runs,
     )
     found.check()
     return found

@@ -13,7 +13,7 @@ from smpart.bench.advise.export import exports
 from smpart.bench.advise.findings import Findings
 from smpart.bench.advise.gain import MARGIN
 from smpart.bench.advise.sglang import PdmuxConfig
-from smpart.bench.advise.why import caution, why
+from smpart.bench.advise.why import cautions, why
 from smpart.bench.host import host
 
 
@@ -48,7 +48,7 @@ class Answer:
             "gain": gain._asdict() if gain else dict.fromkeys(("low", "median", "high")),
             "gains": {name: won._asdict() if (won := found.gain(name)) else None for name in self._rivals()},
             "why": why(found),
-            "caution": caution(found),
+            "cautions": cautions(found),
             "contenders": dict(found.names),
             "capacities": [
                 {"contention": contention, **{name: list(rates) for name, rates in by_name.items()}}
@@ -86,9 +86,8 @@ class Answer:
         rows = [f"{row.split} from batch {row.batch}" for row in self.found.table.rows]
         splits = f"prefill/decode SMs: {', '.join(rows)}; TPOT holds up to batch {self.found.table.holds}"
         none = "no split holds TPOT beside a prefill"
-        lines = [splits if rows else none, self.headline(), why(self.found)]
-        said = caution(self.found)
-        return [*lines, f"Before exporting: {said}."] if said else lines
+        but = [f"But {line}." for line in cautions(self.found)]
+        return [splits if rows else none, self.headline(), why(self.found), *but]
 
     def headline(self) -> str:
         """The verdict and the gain."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smpart.bench.advise.contenders import CHUNKED, SMPART
+from smpart.bench.advise.contenders import CHUNKED, PDMUX, SMPART
 from smpart.bench.advise.facts import Facts
 from smpart.bench.advise.findings import Findings
 from smpart.bench.advise.gain import MARGIN
@@ -16,7 +16,7 @@ def why(found: Findings) -> str:
 def _one_lane(found: Findings) -> str:
     facts = found.one_lane
     budget = facts.policy.partition(":")[2]
-    met = f"At {facts.rate:.3g} req/s chunked prefill ({budget} tokens a step) keeps every promise to {facts.met:.0%}"
+    met = f"At {facts.rate:.3g} req/s chunked prefill ({budget} tokens a step) meets every objective for {facts.met:.0%}"
     missed = facts.binding
     if missed is None:
         return f"{met} of the requests, but its queue grows."
@@ -73,12 +73,19 @@ def _mean(values: tuple[float, ...]) -> float:
     return sum(values) / len(values)
 
 
-def caution(found: Findings) -> str | None:
-    """What an export is worth under SGLang's own rule, if that is less than the advice sounds like."""
-    by_table = found.gain("pdmux")
-    if by_table is None:
-        return None
-    return (
-        f"under SGLang's rule the exported table holds {by_table} of {CHUNKED}'s capacity: that rule knows no "
-        "objective, chunks no prompt and keeps a split until the prefill ends"
-    )
+_STEADY = 5.0
+"""Requests for each that decodes at a time below which a run is mostly its beginning and its end."""
+
+
+def cautions(found: Findings) -> list[str]:
+    """What the advice leaves out."""
+    said = []
+    if (by_table := found.gain(PDMUX)) is not None:
+        said.append(
+            f"under SGLang's rule the exported table holds {by_table} of {CHUNKED}'s capacity: that rule knows no "
+            "objective, chunks no prompt and keeps a split until the prefill ends"
+        )
+    requests, batch = found.question.source.limit, found.one_lane.batch
+    if requests is not None and requests < _STEADY * batch:
+        said.append(f"{requests} requests are few where {batch:.0f} decode at a time: raise --limit")
+    return said
