@@ -48,6 +48,7 @@ def search(
     tolerance: float = 0.05,
     most: int = 16,
     stride: float = 2.0,
+    least: float = 0.0,
 ) -> Capacity:
     """Doubling, then bisection of the logarithm of the rate.
 
@@ -59,10 +60,11 @@ def search(
         most: trials at most.
         stride: first factor from rate to rate until one held and one failed, small where the guess is good; it grows
             to 2.
+        least: lower rates are not tried.
     """
     trials: list[Trial] = []
     low, high, rate = 0.0, math.inf, guess
-    while len(trials) < most and high > low * (1.0 + tolerance):
+    while len(trials) < most and high > low * (1.0 + tolerance) and rate >= least:
         trials.append(attempt(rate))
         if trials[-1].holds(target):
             low = rate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from statistics import fmean
@@ -13,10 +13,10 @@ from smpart.bench.advise.findings import Findings
 from smpart.bench.advise.fleet import fleet
 from smpart.bench.advise.knockout import Winner, knockout
 from smpart.bench.advise.question import Question
-from smpart.bench.advise.rates import Rates
+from smpart.bench.advise.rates import LEAST, Rates, Search
 from smpart.bench.advise.reach import out_of_reach, too_long
 from smpart.bench.advise.table import Table, divide
-from smpart.bench.advise.typical import MIDDLING, Typical
+from smpart.bench.advise.typical import Typical
 from smpart.bench.bench import Chosen, Options
 from smpart.bench.crew import Crew, Recipe
 from smpart.engine.deployment import Deployment
@@ -55,7 +55,9 @@ def advise(question: Question, say: Callable[[str], None], progress: Progress) -
         fit = max(1, min(made.kv.max_requests, made.blocks * made.kv.block_tokens // typical.context))
         most = min(fit, typical.most(cost, units, question.slo.tpot_ms / 1e3))
         table = _table(cost, typical, made.lanes.splits(), question, most)
-        fits = _fits(cost, typical, units, question)
+        batch = max(1, most // 4)
+        question = question.shortened(batch, typical.answer)
+        fits = _fits(cost, typical, units, question, batch)
         contenders = Contenders.of(made.lanes.splits(), table.rows, fits, question.quick)
         recipes = _recipes(question, contenders, made)
         guess = 0.5 * typical.rate(cost, units)
@@ -93,9 +95,9 @@ def _table(cost: Cost, typical: Typical, splits: tuple[Split, ...], question: Qu
     return divide(step_s, splits, question.slo.tpot_ms / 1e3, most)
 
 
-def _fits(cost: Cost, typical: Typical, units: int, question: Question) -> Callable[[int], bool]:
-    """Whether a hybrid step with so many prompt tokens and a middling decode batch holds TPOT on the whole device."""
-    step = typical.step(MIDDLING)
+def _fits(cost: Cost, typical: Typical, units: int, question: Question, batch: int) -> Callable[[int], bool]:
+    """Whether a hybrid step with so many prompt tokens and `batch` decodes holds TPOT on the whole device."""
+    step = typical.step(batch)
 
     def fits(tokens: int) -> bool:
         hybrid = Shape.prefill([(tokens, 0)]).join(step)
@@ -139,7 +141,7 @@ class _Search:
         say: Callable[[str], None],
         update: Callable[[float, str], None],
     ) -> None:
-        self.done = 0
+        self.done, self._won = 0, 0.0
         self._question, self._contenders, self._guess = question, contenders, guess
         self._say, self._update = say, update
         self._rates = {c: Rates(crews[question.backend(c)], question.target) for c in question.contentions}
@@ -157,6 +159,7 @@ class _Search:
         """
         question, contenders = self._question, self._contenders
         chunked = self._best(contenders.budgets, self._guess)
+        self._won = chunked.rate
         names, guesses = {CHUNKED: chunked.name, SMPART: SMPART}, {CHUNKED: chunked.rate, SMPART: chunked.rate}
         if contenders.fixed:
             fixed = self._best(contenders.fixed, chunked.rate)
@@ -166,7 +169,7 @@ class _Search:
         held = {question.worst: self._held(question.worst, names, guesses)}
         for contention in question.others():
             before = held[question.worst]
-            known = {name: fmean(before[name]) or self._guess for name in names}
+            known = {name: fmean(before[name]) or chunked.rate for name in names}
             again = {name: policy for name, policy in names.items() if name != CHUNKED}
             held[contention] = {CHUNKED: before[CHUNKED], **self._held(contention, again, known)}
         return names, dict(sorted(held.items()))
@@ -197,18 +200,19 @@ class _Search:
         self, contention: float, names: Mapping[str, str], guesses: Mapping[str, float]
     ) -> dict[str, tuple[float, ...]]:
         seeds = self._question.seeds
-        searches = [(names[name], seed, guesses[name]) for name in names for seed in seeds]
+        searches = [Search(names[name], seed, guesses[name], self._least(name)) for name in names for seed in seeds]
         found: list[float] = []
-        for name, rate in zip(self._each(names), self._rates[contention].capacities(searches), strict=True):
+        for search, rate in zip(searches, self._rates[contention].capacities(searches), strict=True):
             found.append(rate)
-            self._step(f"{name} at contention {contention:g}")
+            self._step(f"{search.policy.partition(':')[0]} at contention {contention:g}")
         by_name = {name: tuple(found[i * len(seeds) : (i + 1) * len(seeds)]) for i, name in enumerate(names)}
         told = ", ".join(f"{name} {fmean(rates):.4g}" for name, rates in by_name.items())
         self._say(f"contention {contention:g}, req/s held: {told}")
         return by_name
 
-    def _each(self, names: Mapping[str, str]) -> Iterator[str]:
-        return (name for name in names for _ in self._question.seeds)
+    def _least(self, name: str) -> float:
+        """Where to give a contender up: chunked never, others far below what it held in the knock-out."""
+        return 0.0 if name == CHUNKED else LEAST * self._won
 
     def _step(self, what: str) -> None:
         self.done += 1

@@ -18,7 +18,10 @@ CONTENTIONS = (1.0, 1.1, 1.2, 1.3)
 
 QUICK_CONTENTIONS = (1.0, 1.3)
 
-REQUESTS, QUICK_REQUESTS = 1000, 200
+REQUESTS = 1000
+QUICK_REQUESTS, QUICK_FEWEST, QUICK_STEPS = 200, 60, 1500
+"""Of a quick look: requests, or as few as take about so many decode steps, each of which costs time to simulate."""
+
 SEEDS, QUICK_SEEDS = 2, 1
 
 FEWEST = 10
@@ -36,6 +39,7 @@ class Question:
         target: share of requests that must meet every objective.
         jobs: processes that share the runs; 0: one a core.
         quick: look at fewer candidates.
+        shorten: whether fewer requests will do, if they take long.
     """
 
     model: str
@@ -47,6 +51,7 @@ class Question:
     target: float = 0.9
     jobs: int = 0
     quick: bool = False
+    shorten: bool = False
 
     @classmethod
     def ask(
@@ -70,7 +75,21 @@ class Question:
         contentions = (1.0,) if backend.roofline else QUICK_CONTENTIONS if quick else CONTENTIONS
         varies = source.synthetic or not load.timed
         seeds = range(seed, seed + (QUICK_SEEDS if quick or not varies else SEEDS))
-        return cls(model, gpu, source, slo, contentions, tuple(seeds), jobs=jobs, quick=quick)
+        return cls(
+            model, gpu, source, slo, contentions, tuple(seeds), jobs=jobs, quick=quick, shorten=quick and limit is None
+        )
+
+    def shortened(self, batch: int, answer: int) -> Self:
+        """With as few requests as will do.
+
+        Args:
+            batch: that is expected to decode at a time.
+            answer: tokens of a typical answer.
+        """
+        if not self.shorten or self.source.limit is None:
+            return self
+        few = max(QUICK_FEWEST, round(QUICK_STEPS * batch / answer))
+        return replace(self, source=replace(self.source, limit=min(self.source.limit, few)))
 
     def backend(self, contention: float) -> str:
         """The backend's name at a contention constant."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 from smpart.bench.bench import Task
 from smpart.bench.capacity import Trial, search
@@ -15,6 +16,18 @@ TOLERANCE = 0.03
 """A capacity is found within this share."""
 
 _STRIDE = 1.25
+
+LEAST = 0.2
+"""Share of chunked's rate below which it does not matter what another holds: low rates take long to simulate."""
+
+
+class Search(NamedTuple):
+    """A capacity to find: on which seed, where to start, and below which rate it counts as none."""
+
+    policy: str
+    seed: int
+    guess: float
+    least: float = 0.0
 
 
 class Rates:
@@ -41,21 +54,24 @@ class Rates:
         """How many were made."""
         return len(self._tried)
 
-    def capacity(self, policy: str, seed: int, guess: float) -> float:
+    def capacity(self, asked: Search) -> float:
         """The highest rate that held; 0: none did."""
 
         def attempt(rate: float) -> Trial:
-            return self.attempt([policy], rate, seed)[policy]
+            return self.attempt([asked.policy], rate, asked.seed)[asked.policy]
 
-        return search(attempt, guess, target=self._target, tolerance=TOLERANCE, stride=_STRIDE).rate
+        found = search(
+            attempt, asked.guess, target=self._target, tolerance=TOLERANCE, stride=_STRIDE, least=asked.least
+        )
+        return found.rate
 
-    def capacities(self, searches: Sequence[tuple[str, int, float]]) -> Iterator[float]:
-        """`capacity` of each (policy, seed, guess), in their order, several at once if the crew makes several runs."""
+    def capacities(self, searches: Sequence[Search]) -> Iterator[float]:
+        """`capacity` of each, in their order, several at once if the crew makes several runs at once."""
         if self._crew.parallel == 1:
-            yield from (self.capacity(*each) for each in searches)
+            yield from map(self.capacity, searches)
             return
         with ThreadPoolExecutor(len(searches)) as threads:
-            yield from threads.map(lambda each: self.capacity(*each), searches)
+            yield from threads.map(self.capacity, searches)
 
     def run(self, policy: str, rate: float, seed: int) -> Run:
         """One run, with everything that happened in it."""

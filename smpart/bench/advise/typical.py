@@ -13,8 +13,8 @@ from smpart.partition import Shape
 from smpart.partition.sim import Cost
 from smpart.predictor.estimate import NOTHING
 
-MIDDLING = 32
-"""Decode batch where none is known yet."""
+_BATCH = 32
+"""Decode batch at which a device's throughput is guessed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Typical:
     def rate(self, cost: Cost, units: int) -> float:
         """Requests a second if each phase had the whole device in turn, decode in a batch of 32."""
         prefill = cost(self.head, units, NOTHING, 0)
-        decode = self.answer * cost(self.step(MIDDLING), units, NOTHING, 0) / MIDDLING
+        decode = self.answer * cost(self.step(_BATCH), units, NOTHING, 0) / _BATCH
         return 1.0 / (prefill + decode)
 
 
