@@ -23,7 +23,7 @@ class Findings:
     hopeless: share of the prompts that miss TTFT even alone on the idle GPU.
     prefill_s: a typical prefill on the table's first split beside its decode step; None: there is no table.
     names: the policy behind each contender.
-    held: capacities by contention constant, contender and seed.
+    held: capacities by contention constant, contender and seed; 0: none, or less than a fifth of chunked's.
     one_lane, two_lanes: the best chunked prefill and smpart at one rate that is too high for chunked.
     runs: replays that the search took.
     """
