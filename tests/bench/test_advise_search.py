@@ -14,7 +14,7 @@ from smpart.bench.advise.facts import Facts
 from smpart.bench.advise.fleet import fleet
 from smpart.bench.advise.knockout import knockout
 from smpart.bench.advise.question import Question
-from smpart.bench.advise.rates import Rates
+from smpart.bench.advise.rates import Rates, Search
 from smpart.bench.advise.reach import out_of_reach
 from smpart.bench.advise.typical import Typical, fresh_tokens
 from smpart.bench.bench import Chosen, Options, Task
@@ -55,6 +55,11 @@ def test_those_who_fail_are_not_tried_again() -> None:
 def test_a_good_guess_takes_few_trials() -> None:
     found = search(lambda rate: Trial(rate, float(rate <= 10.0), False), 9.5, tolerance=0.03, stride=1.25)
     assert found.rate == pytest.approx(10.0, rel=0.03) and len(found.trials) <= 6
+
+
+def test_rates_that_do_not_matter_are_not_tried() -> None:
+    found = search(lambda rate: Trial(rate, 0.0, False), 1.0, stride=1.25, least=0.2)
+    assert found.rate == 0.0 and min(trial.rate for trial in found.trials) >= 0.2
 
 
 def test_what_others_began_with_is_not_new() -> None:
@@ -112,6 +117,9 @@ def test_a_question_fills_in_what_was_not_asked() -> None:
     assert ask().contentions == (1.0, 1.1, 1.2, 1.3) and ask().seeds == (3, 4)
     assert ask(quick=True).contentions == (1.0, 1.3) and ask(quick=True).seeds == (3,)
     assert ask(gpu="h100-roofline").contentions == (1.0,)
+    assert ask().shortened(2, 300).source.limit == 1000
+    assert ask(limit=20, quick=True).shortened(1, 300).source.limit == 20
+    assert [ask(quick=True).shortened(batch, 250).source.limit for batch in (1, 20, 99)] == [60, 120, 200]
     assert ask().worst == 1.3 and list(ask().others()) == [1.2, 1.1, 1.0]
     assert [ask(gpu="h100x2").backend(c) for c in (1.0, 1.3)] == ["sim:h100x2", "sim:h100x2~1.3"]
 
@@ -123,6 +131,7 @@ def test_a_question_fills_in_what_was_not_asked() -> None:
         ({"gpu": "h100~1.2"}, "contention is swept"),
         ({"trace": "nowhere.csv"}, "no such file"),
         ({"limit": 9}, "too few"),
+        ({"limit": 0}, "--limit 0"),
     ],
 )
 def test_questions_that_cannot_be_asked(arguments: dict[str, object], words: str) -> None:
@@ -145,7 +154,7 @@ def test_a_rate_is_run_once_and_facts_agree_with_the_record() -> None:
         rates = Rates(crews["sim:h100-roofline"], 0.9)
         first = rates.attempt(POLICIES, 4.0, 0)
         assert rates.attempt(POLICIES[:1], 4.0, 0) == {POLICIES[0]: first[POLICIES[0]]} and rates.runs == 2
-        (capacity,) = rates.capacities([(POLICIES[0], 0, 4.0)])
+        (capacity,) = rates.capacities([Search(POLICIES[0], 0, 4.0)])
         assert capacity > 0.0
         run = rates.run(POLICIES[0], 4.0, 0)
     facts = Facts.of(run)

@@ -16,9 +16,8 @@ def why(found: Findings) -> str:
 def _one_lane(found: Findings) -> str:
     facts = found.one_lane
     budget = facts.policy.partition(":")[2]
-    met = (
-        f"At {facts.rate:.3g} req/s chunked prefill ({budget} tokens a step) meets every objective for {facts.met:.0%}"
-    )
+    way = f"At {facts.rate:.3g} req/s chunked prefill ({budget} tokens a step)"
+    met = f"{way} meets every objective for {facts.met:.0%}"
     missed = facts.binding
     if missed is None:
         return f"{met} of the requests, but its queue grows."
