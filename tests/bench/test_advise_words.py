@@ -62,7 +62,7 @@ NONE = dict.fromkeys(TTFT, 0.0)
     [
         ({}, ["40% miss TTFT", "prompts of 500 tokens queue", "21 ms", "1.75x (1.50 to 2.00)", "holds 3 to 4 req/s"]),
         ({"hopeless": 0.08}, ["8% are too long even alone"]),
-        ({"one_lane": facts(misses={**NONE, "TPOT": 0.4})}, ["40% miss TPOT", "70% of the time", "14 decodes"]),
+        ({"one_lane": facts(misses={**NONE, "TPOT": 0.4})}, ["40% miss TPOT", "70% of the time", "14 decode in each"]),
         ({"one_lane": facts(misses={**NONE, "ITL": 0.2}, plain_ms=None)}, ["20% miss ITL", "hardly one without"]),
         ({"one_lane": facts(misses={**NONE, "service": 0.3})}, ["30% unserved"]),
         ({"one_lane": facts(misses=NONE)}, ["its queue grows"]),

@@ -24,7 +24,7 @@ def advise(*more: str, **changed: str) -> Result:
 
 def test_advice_and_files(tmp_path: Path) -> None:
     sglang, plan = tmp_path / "sglang.yaml", tmp_path / "plan.json"
-    result = advise("--limit", "16", "--json", "--export", str(sglang), "--export", str(plan))
+    result = advise("--limit", "12", "--json", "--export", str(sglang), "--export", str(plan))
     assert result.exit_code == 0, result.stderr
     printed: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     assert printed["schema"] == 1 and printed["command"] == "advise" and printed["host"]["cores"] >= 1

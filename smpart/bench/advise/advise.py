@@ -54,14 +54,14 @@ def advise(question: Question, say: Callable[[str], None], progress: Progress) -
         hopeless = too_long(load, question.slo, cost, units)
         fit = max(1, min(made.kv.max_requests, made.blocks * made.kv.block_tokens // typical.context))
         most = min(fit, typical.most(cost, units, question.slo.tpot_ms / 1e3))
-        table = _table(cost, typical, made.lanes.splits(), question, most)
+        table, known_for, prefill_s = _table(question, typical, made.lanes.splits(), most)
         batch = max(1, most // 4)
         question = question.shortened(batch, typical.answer)
         fits = _fits(cost, typical, units, question, batch)
         contenders = Contenders.of(made.lanes.splits(), table.rows, fits, question.quick)
         recipes = _recipes(question, contenders, made)
         guess = 0.5 * typical.rate(cost, units)
-        layers, prefill_s = made.model_shape.layers, _prefill_s(cost, typical, table)
+        layers = made.model_shape.layers
         major, minor = str(made.device.facts["compute_capability"]).split(".")
     with fleet(recipes, question.jobs) as crews, progress("advise", _searches(question)) as update:
         search = _Search(question, contenders, crews, guess, say, update)
@@ -75,6 +75,7 @@ def advise(question: Question, say: Callable[[str], None], progress: Progress) -
         typical=typical,
         hopeless=hopeless,
         table=table,
+        known_for=known_for,
         prefill_s=prefill_s,
         names=names,
         held=held,
@@ -86,13 +87,30 @@ def advise(question: Question, say: Callable[[str], None], progress: Progress) -
     return found
 
 
-def _table(cost: Cost, typical: Typical, splits: tuple[Split, ...], question: Question, most: int) -> Table:
-    """Priced by the simulator's own truth at the largest contention constant: nothing more is known of the GPU."""
+def _table(
+    question: Question, typical: Typical, splits: tuple[Split, ...], most: int
+) -> tuple[Table, float, float | None]:
+    """The table, the contention constant it holds for, and the seconds of a typical prefill on its first row.
 
-    def step_s(batch: int, split: Split) -> float:
-        return cost(typical.step(batch), split.decode, typical.head, split.prefill)
+    Priced by the simulator's own truth: nothing more is known of the GPU. For the largest constant at which every batch
+    up to `most` finds a split; if there is none, for that at which most of them do.
+    """
+    best: tuple[Table, float, float | None] = Table((), 0), question.worst, None
+    for contention in (question.worst, *question.others()):
+        with Deployment.open(question.model, backend=question.backend(contention), dtype=DTYPE, profile="none") as made:
+            assert isinstance(made.lanes, SimLanes)
+            cost = made.lanes.cost
 
-    return divide(step_s, splits, question.slo.tpot_ms / 1e3, most)
+        def step_s(batch: int, split: Split, cost: Cost = cost) -> float:
+            return cost(typical.step(batch), split.decode, typical.head, split.prefill)
+
+        table = divide(step_s, splits, question.slo.tpot_ms / 1e3, most)
+        if table.holds > best[0].holds:
+            split, batch = table.rows[0]
+            best = table, contention, cost(typical.head, split.prefill, typical.step(batch), split.decode)
+        if table.holds == most:
+            break
+    return best
 
 
 def _fits(cost: Cost, typical: Typical, units: int, question: Question, batch: int) -> Callable[[int], bool]:
@@ -104,13 +122,6 @@ def _fits(cost: Cost, typical: Typical, units: int, question: Question, batch: i
         return cost(hybrid, units, NOTHING, 0) <= question.slo.tpot_ms / 1e3
 
     return fits
-
-
-def _prefill_s(cost: Cost, typical: Typical, table: Table) -> float | None:
-    if not table.rows:
-        return None
-    split, batch = table.rows[0]
-    return cost(typical.head, split.prefill, typical.step(batch), split.decode)
 
 
 def _recipes(question: Question, contenders: Contenders, made: Deployment) -> list[Recipe]:

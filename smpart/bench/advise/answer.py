@@ -44,6 +44,7 @@ class Answer:
                 for row in found.table.rows
             ],
             "holds_to_batch": found.table.holds,
+            "holds_at_contention": found.known_for,
             "split_forward_token_budget": config.budget if config else None,
             "gain": gain._asdict() if gain else dict.fromkeys(("low", "median", "high")),
             "gains": {name: won._asdict() if (won := found.gain(name)) else None for name in self._rivals()},
@@ -84,7 +85,8 @@ class Answer:
     def lines(self) -> list[str]:
         """The table of splits, the verdict and why."""
         rows = [f"{row.split} from batch {row.batch}" for row in self.found.table.rows]
-        splits = f"prefill/decode SMs: {', '.join(rows)}; TPOT holds up to batch {self.found.table.holds}"
+        far = f"TPOT holds up to batch {self.found.table.holds} at contention x{self.found.known_for:g}"
+        splits = f"prefill/decode SMs: {', '.join(rows)}; {far}"
         none = "no split holds TPOT beside a prefill"
         but = [f"But {line}." for line in cautions(self.found)]
         return [splits if rows else none, self.headline(), why(self.found), *but]

@@ -21,6 +21,7 @@ class Findings:
     capability: its CUDA compute capability.
     layers: of the model.
     hopeless: share of the prompts that miss TTFT even alone on the idle GPU.
+    known_for: contention constant at which the table holds.
     prefill_s: a typical prefill on the table's first split beside its decode step; None: there is no table.
     names: the policy behind each contender.
     held: capacities by contention constant, contender and seed; 0: none, or less than a fifth of chunked's.
@@ -35,6 +36,7 @@ class Findings:
     typical: Typical
     hopeless: float
     table: Table
+    known_for: float
     prefill_s: float | None
     names: Mapping[str, str]
     held: Mapping[float, Capacities]

@@ -38,8 +38,8 @@ def _cause(found: Findings, facts: Facts, missed: str) -> str:
             return f"{found.hopeless:.0%} are too long even alone on the idle GPU, and the others have little to spare"
         prompts = f"prompts of {found.typical.prompt} tokens queue for the room beside {facts.batch:.0f} decodes"
         return f"{prompts}; {steps}" if steps else prompts
-    more = f" ({facts.hybrid_share:.0%} of the time)" if facts.hybrid_ms is not None else ""
-    return f"{steps or 'steps take too long'}{more}, with {facts.batch:.0f} decodes in each"
+    more = f", those with are {facts.hybrid_share:.0%} of the time" if facts.plain_ms is not None else ""
+    return f"{steps or 'steps take too long'}{more}, and {facts.batch:.0f} decode in each"
 
 
 def _two_lanes(found: Findings) -> str:
