@@ -39,6 +39,15 @@ def test_a_split_must_win_everywhere_by_a_margin(
     assert record["verdict"] == verdict
 
 
+def test_a_gain_that_needs_no_split_is_none() -> None:
+    """One lane with the same order and deadlines holds as much: that is not the split's doing."""
+    found = findings(held=held([2.0], {1.0: [4.0], 1.3: [3.0]}, order=[2.9]))
+    assert found.verdict == "do not split" and found.ordered and found.gain() == Gain(1.5, 1.75, 2.0)
+    text = why(found)
+    assert "2.9 req/s, without a split" in text and text.count(". ") == 1
+    assert not findings().ordered
+
+
 def test_the_interval_is_over_constants_and_seeds_pair_by_pair() -> None:
     found = findings(held=held([2.0, 4.0], {1.0: [4.0, 6.0], 1.3: [3.0, 4.4]}))
     assert found.gain() == pytest.approx(Gain(1.1, 1.5, 2.0))

@@ -15,7 +15,13 @@ from smpart.partition import Split
 from smpart.partition.gpus import GPUS
 from smpart.scheduler.slo import SLO
 
-NAMES = {"chunked": "chunked:512", "smpart": "smpart", "static": "static:96/36", "pdmux": "pdmux:112/20@1"}
+NAMES = {
+    "chunked": "chunked:512",
+    "chunked+slack": "chunked+slack",
+    "smpart": "smpart",
+    "static": "static:96/36",
+    "pdmux": "pdmux:112/20@1",
+}
 TABLE = Table((Row(Split(112, 20), 1), Row(Split(96, 36), 9)), 30)
 
 
@@ -35,14 +41,12 @@ def facts(**changed: Any) -> Facts:
 
 
 def held(
-    chunked: Sequence[float], smpart: Mapping[float, Sequence[float]]
+    chunked: Sequence[float], smpart: Mapping[float, Sequence[float]], order: Sequence[float] | None = None
 ) -> dict[float, dict[str, tuple[float, ...]]]:
     """Capacities where the fixed split and the table hold as much as chunked."""
     same = tuple(chunked)
-    return {
-        contention: {"chunked": same, "smpart": tuple(rates), "static": same, "pdmux": same}
-        for contention, rates in smpart.items()
-    }
+    alone = {"chunked": same, "chunked+slack": tuple(order or same), "static": same, "pdmux": same}
+    return {contention: {**alone, "smpart": tuple(rates)} for contention, rates in smpart.items()}
 
 
 def findings(gpu: str = "h100", **changed: Any) -> Findings:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from statistics import fmean
 
-from smpart.bench.advise.contenders import CHUNKED, PDMUX, SMPART, STATIC, Contenders
+from smpart.bench.advise.contenders import CHUNKED, ONE_LANE, ORDER, PDMUX, SMPART, STATIC, Contenders
 from smpart.bench.advise.facts import Facts
 from smpart.bench.advise.findings import Findings
 from smpart.bench.advise.fleet import fleet
@@ -135,7 +135,7 @@ def _recipes(question: Question, contenders: Contenders, made: Deployment) -> li
 
 def _searches(question: Question) -> int:
     """How many searches there are, at most."""
-    return 3 + len(question.seeds) * (1 + 3 * len(question.contentions))
+    return 3 + len(question.seeds) * (2 + 3 * len(question.contentions))
 
 
 class _Search:
@@ -171,7 +171,8 @@ class _Search:
         question, contenders = self._question, self._contenders
         chunked = self._best(contenders.budgets, self._guess)
         self._won = chunked.rate
-        names, guesses = {CHUNKED: chunked.name, SMPART: SMPART}, {CHUNKED: chunked.rate, SMPART: chunked.rate}
+        names = {CHUNKED: chunked.name, ORDER: ORDER, SMPART: SMPART}
+        guesses = dict.fromkeys(names, chunked.rate)
         if contenders.fixed:
             fixed = self._best(contenders.fixed, chunked.rate)
             names[STATIC], guesses[STATIC] = fixed.name, fixed.rate
@@ -181,8 +182,11 @@ class _Search:
         for contention in question.others():
             before = held[question.worst]
             known = {name: fmean(before[name]) or chunked.rate for name in names}
-            again = {name: policy for name, policy in names.items() if name != CHUNKED}
-            held[contention] = {CHUNKED: before[CHUNKED], **self._held(contention, again, known)}
+            again = {name: policy for name, policy in names.items() if name not in ONE_LANE}
+            held[contention] = {
+                **{name: before[name] for name in ONE_LANE},
+                **self._held(contention, again, known),
+            }
         return names, dict(sorted(held.items()))
 
     def facts(

@@ -10,7 +10,10 @@ from smpart.bench.advise.table import Row
 from smpart.partition import Split
 from smpart.scheduler.pair import proper
 
-CHUNKED, SMPART, STATIC, PDMUX = "chunked", "smpart", "static", "pdmux"
+CHUNKED, ORDER, SMPART, STATIC, PDMUX = "chunked", "chunked+slack", "smpart", "static", "pdmux"
+ONE_LANE = (CHUNKED, ORDER)
+"""They have no neighbour whose cost could be swept. `ORDER` is smpart's order and deadlines in one lane: what smpart
+holds beyond it is what the split is worth."""
 
 BUDGETS = tuple(1 << k for k in range(5, 15))
 """32 to 16,384 tokens a step."""
@@ -57,7 +60,7 @@ class Contenders:
     @property
     def policies(self) -> tuple[str, ...]:
         """All of them."""
-        return (*self.budgets, SMPART, *self.fixed, *((self.table,) if self.table else ()))
+        return (*self.budgets, ORDER, SMPART, *self.fixed, *((self.table,) if self.table else ()))
 
 
 def spread(splits: Sequence[Split], most: int) -> list[Split]:

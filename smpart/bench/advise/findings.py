@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from smpart.bench.advise.contenders import CHUNKED, SMPART
+from smpart.bench.advise.contenders import CHUNKED, ONE_LANE, SMPART
 from smpart.bench.advise.facts import Facts
-from smpart.bench.advise.gain import SPLIT, Capacities, Gain, gain, verdict
+from smpart.bench.advise.gain import SHARE, SPLIT, Capacities, Gain, gain, verdict
 from smpart.bench.advise.question import Question
 from smpart.bench.advise.table import Table
 from smpart.bench.advise.typical import Typical
@@ -60,8 +60,15 @@ class Findings:
 
     @property
     def verdict(self) -> str:
-        """`SPLIT` or `SHARE`."""
-        return verdict(self.held, SMPART, self.base)
+        """`SPLIT` if smpart wins over every way to use one lane; else `SHARE`."""
+        alone = self.held[self.question.worst]
+        won = all(verdict(self.held, SMPART, alone[name]) == SPLIT for name in ONE_LANE if name in alone)
+        return SPLIT if won else SHARE
+
+    @property
+    def ordered(self) -> bool:
+        """Whether smpart wins over chunked prefill, but one lane with the same order and deadlines does as well."""
+        return not self.split and verdict(self.held, SMPART, self.base) == SPLIT
 
     @property
     def split(self) -> bool:

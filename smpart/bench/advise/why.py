@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smpart.bench.advise.contenders import CHUNKED, PDMUX, SMPART
+from smpart.bench.advise.contenders import CHUNKED, ORDER, PDMUX, SMPART
 from smpart.bench.advise.facts import Facts
 from smpart.bench.advise.findings import Findings
 from smpart.bench.advise.gain import MARGIN
@@ -49,6 +49,10 @@ def _two_lanes(found: Findings) -> str:
     against = f"{won} of chunked's {_mean(found.base):.3g}" if won else "where chunked holds no rate at all"
     if found.split:
         return f"{_shares(found)}, so that smpart holds {rates}, {against}."
+    if found.ordered:
+        least, most = found.spans(ORDER)
+        one = f"{least:.3g} req/s" if least == most else f"{least:.3g} to {most:.3g} req/s"
+        return f"smpart holds {rates}, {against}, but so does its order of prompts in one lane, {one}, without a split."
     if won is None:
         return f"Two lanes hold {rates}, {against}, but not at every contention constant and seed."
     if won.high <= 1.0 + MARGIN:
