@@ -45,6 +45,7 @@ def test_a_gain_that_needs_no_split_is_none() -> None:
     assert found.verdict == "do not split" and found.ordered and found.gain() == Gain(1.5, 1.75, 2.0)
     text = why(found)
     assert "2.9 req/s, without a split" in text and text.count(". ") == 1
+    assert "holds 1.45x of chunked's, without a split" in cautions(found)[1]
     assert not findings().ordered
 
 
