@@ -271,6 +271,42 @@ def bench(
 
 
 @app.command()
+def advise(
+    model: Annotated[str, typer.Option(help="A built-in shape, a path or hub id of a configuration.")],
+    gpu: Annotated[str, typer.Option(help="h100, h200, a100 or rtx4090; xN for N that share the model.")],
+    trace: Annotated[str, typer.Option(help="As for `smpart bench`.")],
+    slo: Annotated[str, typer.Option(help="ttft=MS,tpot=MS[,itl=MS].")],
+    export: Annotated[
+        list[Path] | None, typer.Option(help="A .yaml for SGLang's pdmux, or a .json for others; may be repeated.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer requests and constants, one seed: a minute.")] = False,
+    limit: Annotated[int | None, typer.Option(help="First N requests (synthetic: how many).")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that share the runs; 0: one a core.")] = 0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Split or not, which splits, the gain to expect, and why; from runs in virtual time. Exports what it learned."""
+    from smpart.bench.advise.advise import advise as ask
+    from smpart.bench.advise.answer import Answer
+    from smpart.bench.advise.export import check
+    from smpart.bench.advise.question import Question
+    from smpart.bench.console import Display
+    from smpart.bench.output import print_json
+    from smpart.scheduler.slo import SLO
+
+    paths, display = export or [], Display(as_json=as_json)
+    check(paths)
+    question = Question.ask(model, gpu, trace, SLO.parse(slo), limit=limit, seed=seed, jobs=jobs, quick=quick)
+    answer = Answer(ask(question, display.say, display.budget))
+    display.tables.print(answer.table())
+    for line in answer.lines():
+        display.tables.print(line, markup=False, soft_wrap=True)
+    exported = answer.export(paths, display.say)
+    if as_json:
+        print_json({**answer.record(), "export": exported})
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the picture, JSON and Parquet.")] = Path("out/demo"),
     model: Annotated[str, typer.Option(help="A real model with a chat template.")] = "smollm2",

@@ -42,7 +42,14 @@ class Capacity:
 
 
 def search(
-    attempt: Callable[[float], Trial], guess: float, *, target: float = 0.9, tolerance: float = 0.05, most: int = 16
+    attempt: Callable[[float], Trial],
+    guess: float,
+    *,
+    target: float = 0.9,
+    tolerance: float = 0.05,
+    most: int = 16,
+    stride: float = 2.0,
+    least: float = 0.0,
 ) -> Capacity:
     """Doubling, then bisection of the logarithm of the rate.
 
@@ -52,16 +59,20 @@ def search(
         target: attainment that must be reached.
         tolerance: the search ends when the lowest rate that failed is within this share of the highest that held.
         most: trials at most.
+        stride: first factor from rate to rate until one held and one failed, small where the guess is good; it grows
+            to 2.
+        least: lower rates are not tried.
     """
     trials: list[Trial] = []
     low, high, rate = 0.0, math.inf, guess
-    while len(trials) < most and high > low * (1.0 + tolerance):
+    while len(trials) < most and high > low * (1.0 + tolerance) and rate >= least:
         trials.append(attempt(rate))
         if trials[-1].holds(target):
             low = rate
         else:
             high = rate
-        rate = 2.0 * low if math.isinf(high) else high / 2.0 if low == 0.0 else math.sqrt(low * high)
+        rate = stride * low if math.isinf(high) else high / stride if low == 0.0 else math.sqrt(low * high)
+        stride = min(2.0, stride * stride)
     return Capacity(low, tuple(trials))
 
 

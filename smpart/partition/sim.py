@@ -89,6 +89,11 @@ class SimLanes:
         """One a side, for life."""
         return side
 
+    @property
+    def cost(self) -> Cost:
+        """What prices its works."""
+        return self._cost
+
     def splits(self) -> tuple[Split, ...]:
         """Every split that can be realised."""
         return self._splits
