@@ -92,7 +92,7 @@ class Rtx4090:
                 "try sim:h100, or sim:rtx4090-roofline"
             )
         self._tables = _tables()
-        self._model = model
+        self._model, self._attention = model, model.attention
         timed = DIMENSIONS[TIMED]
         width = model.hidden / timed.hidden
         self._scale = {
@@ -123,9 +123,9 @@ class Rtx4090:
 
     def attention(self, shape: Shape) -> Part:
         """See `Kernels`: in one call."""
-        return Part(self._model.layers * self._attention(shape), *self._model.attention_work(shape))
+        return Part(self._model.layers * self._seconds(shape), *self._attention.work(shape))
 
-    def _attention(self, shape: Shape) -> float:
+    def _seconds(self, shape: Shape) -> float:
         """Seconds of one layer's attention over a batch of any mix."""
         tables, batch = self._tables, shape.decode_batch
         context = shape.decode_context / batch if batch else 0.0

@@ -70,10 +70,6 @@ class Load(NamedTuple):
         """Of all kernels."""
         return self.fixed + self.memory
 
-    def join(self, other: Load) -> Load:
-        """These kernels and others, one after the other."""
-        return Load(self.fixed + other.fixed, self.memory + other.memory, self.moved + other.moved)
-
     def beside(self, other: Load) -> float:
         """Seconds beside another forward that runs all the while."""
         mine, theirs = self.moved / self.seconds, other.moved / other.seconds
@@ -93,21 +89,31 @@ class Scaling:
         self._flops, self._bandwidth = PEAKS[gpu].flops, PEAKS[gpu].bandwidth
         self._response = RESPONSES[gpu]
         self._slowdowns = cache(self._slowdowns_on)
+        self._tail = cache(self._tail_on)
 
     def load(self, parts: Iterable[Part], units: int) -> Load:
         """The kernels on `units` SMs, at least one."""
+        fixed = memory = moved = 0.0
+        for part in parts:
+            load = self.one(part, units)
+            fixed, memory, moved = fixed + load[0], memory + load[1], moved + load[2]
+        return Load(fixed, memory, moved)
+
+    def one(self, part: Part, units: int) -> Load:
+        """Kernels of one kind on `units` SMs, at least one."""
+        seconds, flops, traffic, tiles = part
+        compute, streaming = flops / self._flops, traffic / self._bandwidth
+        both = compute + streaming
+        if both == 0.0:  # waits on other GPUs: SMs do not matter
+            return Load(seconds, 0.0, 0.0)
         arithmetic, memory = self._slowdowns(units)
-        fixed = stretched = moved = 0.0
-        for seconds, flops, traffic, tiles in parts:
-            compute, streaming = flops / self._flops, traffic / self._bandwidth
-            if compute + streaming == 0.0:  # waits on other GPUs: SMs do not matter
-                fixed += seconds
-                continue
-            share = streaming / (compute + streaming)
-            fixed += seconds * (1.0 - share) * max(1.0, arithmetic * self._tail(tiles, units))
-            stretched += seconds * share * memory
-            moved += streaming
-        return Load(fixed, stretched, moved / REACHED)
+        arithmetic *= self._tail(tiles, units)
+        seconds /= both
+        return Load(
+            seconds * compute * (arithmetic if arithmetic > 1.0 else 1.0),
+            seconds * streaming * memory,
+            streaming / REACHED,
+        )
 
     def _slowdowns_on(self, units: int) -> tuple[float, float]:
         share = units / self._units
@@ -115,7 +121,7 @@ class Scaling:
         arithmetic = 1.0 + response.arithmetic * (1.0 / share - 1.0)
         return arithmetic, math.expm1(-1.0 / response.knee) / math.expm1(-share / response.knee)
 
-    def _tail(self, tiles: float, units: int) -> float:
+    def _tail_on(self, tiles: float, units: int) -> float:
         """What the last, partly filled wave costs on `units` SMs against all of them."""
         if tiles <= 0.0 or units >= self._units:
             return 1.0
