@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from smpart.bench.host import host, versions
 from smpart.bench.silicon import (
     AT_ODDS,
     FITTED_ON,
@@ -56,15 +57,18 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", nargs="?", const="-", help="write the table as JSON (to stdout)")
     args = parser.parse_args()
     say = (lambda *_: None) if args.json == "-" else lambda line: print(line, flush=True)
+    tables = {"aiconfigurator-core": versions(("aiconfigurator-core",))["aiconfigurator-core"]}
+    result = {"schema": 1, "command": "simulator_errors", "host": {**host(), **tables}, "seed": args.seed}
     if args.fit:
-        result = {"fitted": constants(say)}
+        result["fitted"] = constants(say)
     else:
-        result = {"real_run": against_real_run(say), "end_to_end": against_points(say, args.quick, args.seed)}
+        result["real_run"] = against_real_run(say)
+        result["end_to_end"] = against_points(say, args.quick, args.seed)
     if args.json == "-":
-        print(json.dumps(result, indent=2))
+        print(json.dumps(result, indent=1))
     elif args.json:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def constants(say) -> dict[str, object]:
@@ -148,23 +152,20 @@ def compare(point: EndToEnd) -> dict[str, object]:
         "concurrency": point.concurrency,
         "prompt": point.prompt,
         "output": point.output,
-        "ttft_s": point.ttft,
-        "tpot_s": point.tpot,
+        "ttft_s": round(point.ttft, 5),
+        "tpot_s": round(point.tpot, 6),
     }
     try:
         ours, theirs = predict(point), estimate(point)
     except SmpartError as error:
         return {**row, "error": str(error)}
-    ttft, tpot = float(ours.ttft.mean()), float(ours.tpot.mean())
     return {
         **row,
-        "busy": busy(point),
-        "simulated_ttft_s": ttft,
-        "simulated_tpot_s": tpot,
-        "ttft_error": ttft / point.ttft - 1,
-        "tpot_error": tpot / point.tpot - 1,
-        "aic_ttft_error": theirs.ttft / point.ttft - 1,
-        "aic_tpot_error": theirs.tpot / point.tpot - 1,
+        "busy": round(busy(point), 3),
+        "tpot_error": round(float(ours.tpot.mean()) / point.tpot - 1, 4),
+        "ttft_error": round(float(ours.ttft.mean()) / point.ttft - 1, 4),
+        "aic_tpot_error": round(theirs.tpot / point.tpot - 1, 4),
+        "aic_ttft_error": round(theirs.ttft / point.ttft - 1, 4),
     }
 
 

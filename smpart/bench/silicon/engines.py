@@ -10,7 +10,7 @@ from smpart.scheduler.registry import make_policy
 from smpart.sim import Host
 from smpart.sim.host import HOSTS
 
-SYNCHRONOUS = Host(step=1.9e-3, sequence=40e-6)
+SYNCHRONOUS = Host(step=2.1e-3, sequence=32e-6)
 """vLLM before it planned a step while the one before it runs (0.14): nothing of the host's work is hidden.
 
 Fitted on every other point of the sweep under 0.12, like the overheads of SGLang and TensorRT-LLM in
