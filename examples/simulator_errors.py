@@ -76,9 +76,9 @@ def constants(say) -> dict[str, object]:
     run = fit_run(real_run())
     say(f"real run: the first launch holds the engine for {run.warm_up:.4f} s; vllm: {run.step * 1e3:.3f} ms a step")
     hosts = fit_hosts(end_to_end(), say)
-    for family, host in hosts.items():
-        say(f"{family}: {host.step * 1e3:.1f} ms a step and {host.sequence * 1e6:.0f} us a sequence in it")
-    overheads = {family: {"step_s": host.step, "sequence_s": host.sequence} for family, host in hosts.items()}
+    for family, found in hosts.items():
+        say(f"{family}: {found.step * 1e3:.1f} ms a step and {found.sequence * 1e6:.0f} us a sequence in it")
+    overheads = {family: {"step_s": found.step, "sequence_s": found.sequence} for family, found in hosts.items()}
     return {"warm_up_s": run.warm_up, "vllm": {"step_s": run.step}, **overheads}
 
 
