@@ -24,6 +24,8 @@ import json
 import random
 from collections import defaultdict
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 
 import numpy as np
 
@@ -43,6 +45,8 @@ from smpart.bench.silicon import (
     summary,
 )
 from smpart.errors import SmpartError
+from smpart.partition import Shape
+from smpart.sim import DIMENSIONS, SiliconCost
 
 QUICK_POINTS = 2
 QUICK_TOKENS = 9_000
@@ -62,6 +66,7 @@ def main() -> None:
     if args.fit:
         result["fitted"] = constants(say)
     else:
+        result["price_us"] = price_us(say)
         result["real_run"] = against_real_run(say)
         result["end_to_end"] = against_points(say, args.quick, args.seed)
     if args.json == "-":
@@ -80,6 +85,30 @@ def constants(say) -> dict[str, object]:
         say(f"{family}: {found.step * 1e3:.1f} ms a step and {found.sequence * 1e6:.0f} us a sequence in it")
     overheads = {family: {"step_s": found.step, "sequence_s": found.sequence} for family, found in hosts.items()}
     return {"warm_up_s": run.warm_up, "vllm": {"step_s": run.step}, **overheads}
+
+
+def price_us(say) -> dict[str, float]:
+    """Microseconds, medians of repeats: of a decode step not asked for before and its neighbour; of a known price."""
+    rng, nobody, found = random.Random(0), Shape(), {}
+    steps = [(rng.randint(1, 200), rng.randint(100, 4_000), rng.randint(0, 99)) for _ in range(2_000)]
+    shapes = [Shape.decode(batch, batch * mean + rest) for batch, mean, rest in steps]
+    prompt = Shape.prefill([(2_048, 0)])
+    for gpu in ("h100", "rtx4090"):
+        cost, repeats = SiliconCost(DIMENSIONS["llama-3.1-8b"], gpu), []
+        for _ in range(9):
+            begun = perf_counter()
+            for shape in shapes:
+                cost(shape, 36, prompt, 92)
+                cost(prompt, 92, shape, 36)
+            pair = perf_counter() - begun
+            begun = perf_counter()
+            for _ in shapes:
+                cost(prompt, 92, nobody, 0)
+            repeats.append((pair / len(shapes), (perf_counter() - begun) / len(shapes)))
+        new, again = (1e6 * median(column) for column in zip(*repeats, strict=True))
+        found[gpu] = {"step_and_neighbour": round(new, 2), "again": round(again, 2)}
+        say(f"{gpu}: {new:.1f} us for a new step and its neighbour, {again:.1f} us for a price known")
+    return found
 
 
 def against_real_run(say) -> dict[str, dict[str, float]]:

@@ -21,8 +21,9 @@ BESIDE = 1.009
 co-running kernels went as low as +0.9 % beyond their share of the SMs."""
 
 INTERFERENCE = 0.15
-"""Bandwidth lost, beyond fair sharing, at full traffic of the neighbour (L2 misses, row conflicts): keeps decode's
-slowdown beside prefill under the 20 % (A100) and 30 % (H100) that MuxWise (arXiv 2504.14489) measured at worst."""
+"""Bandwidth lost, beyond fair sharing, at full traffic of the neighbour (L2 misses, row conflicts). An assumption: with
+it pairs lie between the least published slowdown (`BESIDE`) and the worst, 20 % on A100 and 30 % on H100 (MuxWise,
+arXiv 2504.14489), near the least. `contention` of `SiliconCost` moves them to the worst and beyond."""
 
 REACHED = 0.92
 """Share of peak bandwidth beyond which two lanes together are slowed down: the best that streaming kernels reach."""
@@ -48,8 +49,9 @@ RESPONSES = {
     "h200": Response(arithmetic=0.45, knee=0.19),
     "rtx4090": Response(arithmetic=0.66, knee=0.19),
 }
-"""Medians of the published fits, of A100 and (for both Hopper GPUs) H800; the RTX 4090, of which nothing is published,
-takes the slower clock's arithmetic and the larger L2's knee."""
+"""Set by hand near the least squares of the published median curves from 32 SMs on; how far each is off is told in
+``docs/simulator.md``, and a test holds it. A100 follows the published A100 (its larger model), both Hopper GPUs H800.
+Of the RTX 4090 nothing is published: it takes the slower clock's arithmetic and the larger L2's knee."""
 
 
 class Load(NamedTuple):

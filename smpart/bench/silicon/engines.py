@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from smpart.bench.silicon.points import EndToEnd
 from smpart.scheduler.plan import Policy
-from smpart.scheduler.registry import make_policy
+from smpart.scheduler.policies.chunked import Chunked
+from smpart.scheduler.policies.mixed import Mixed
+from smpart.scheduler.registry import Setup
 from smpart.sim import Host
 from smpart.sim.host import HOSTS
 
-SYNCHRONOUS = Host(step=2.1e-3, sequence=32e-6)
+SYNCHRONOUS = Host(step=1.9e-3, sequence=32e-6)
 """vLLM before it planned a step while the one before it runs (0.14): nothing of the host's work is hidden.
 
 Fitted on every other point of the sweep under 0.12, like the overheads of SGLang and TensorRT-LLM in
@@ -25,16 +28,16 @@ class Engine(NamedTuple):
 
     Attributes:
         family: points of one family share their overheads.
-        rule: a policy's name.
+        rule: makes its policy.
     """
 
     family: str
-    rule: str
+    rule: Callable[[Setup], Policy]
     host: Host
 
     def policy(self) -> Policy:
         """A fresh policy."""
-        return make_policy(f"{self.rule}:{_TOKENS}")
+        return self.rule(Setup(str(_TOKENS)))
 
 
 def engine_of(point: EndToEnd) -> Engine:
@@ -42,14 +45,15 @@ def engine_of(point: EndToEnd) -> Engine:
 
     SGLang runs prefill first, but in the sweep under 0.5.6: there the first tokens of clients that began together came
     four times sooner than whole prompts could have been computed, and as soon as hybrid steps compute them (its option
-    ``enable-mixed-chunk``). TensorRT-LLM fills a step with whole prompts only; here the last one is cut.
+    ``enable-mixed-chunk``). TensorRT-LLM is said to fill a step with whole prompts; on the fitted half of its points
+    cut ones come nearer.
     """
     match point.engine, point.version:
         case "vllm", "0.12.0":
-            return Engine("vllm 0.12", "chunked", SYNCHRONOUS)
+            return Engine("vllm 0.12", Chunked, SYNCHRONOUS)
         case "sglang", "0.5.6.post2":
-            return Engine("sglang", "chunked", HOSTS["sglang"])
+            return Engine("sglang", Chunked, HOSTS["sglang"])
         case "sglang", _:
-            return Engine("sglang", "mixed", HOSTS["sglang"])
+            return Engine("sglang", Mixed, HOSTS["sglang"])
         case engine, _:
-            return Engine(engine, "chunked", HOSTS[engine])
+            return Engine(engine, Chunked, HOSTS[engine])

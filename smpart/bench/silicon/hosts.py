@@ -18,7 +18,7 @@ from smpart.sim import Host
 AT_ODDS = 1.05
 """Points that keep their GPUs busier than this (`busy`) contradict themselves and are not fitted on."""
 
-_EACH = 9
+_EACH = 16
 """Points of each GPU, engine, version and model that are replayed."""
 
 _LONGEST = 3_000
@@ -50,9 +50,8 @@ def chosen(points: Iterable[EndToEnd]) -> dict[str, list[EndToEnd]]:
         if point.fitted_on and short and point.together and family != "vllm" and busy(point) < AT_ODDS:
             groups[family, point.gpu, point.version, point.name.split()[0]].append(point)
     found: dict[str, list[EndToEnd]] = defaultdict(list)
-    rng = random.Random(0)
     for key, group in sorted(groups.items()):
-        found[key[0]] += rng.sample(group, min(_EACH, len(group)))
+        found[key[0]] += random.Random(0).sample(group, min(_EACH, len(group)))
     return dict(found)
 
 

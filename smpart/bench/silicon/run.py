@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smpart.bench.replay import Job, replay
+from smpart.bench.silicon.admission import Reserving
 from smpart.bench.silicon.core import PATIENT, virtual_core
-from smpart.bench.silicon.vllm import Reserving
 from smpart.runtime.sampling import SamplingParams
 from smpart.scheduler.registry import Setup
 from smpart.sim import DIMENSIONS, Host, SiliconCost

@@ -1,4 +1,4 @@
-"""vLLM's admission as later versions have it."""
+"""vLLM's rule as later versions have it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smpart.scheduler.snapshot import Snapshot
 
 
 class Reserving(Chunked):
-    """`Chunked`, but a waiting request is let in only if all its tokens fit into free memory, not just its first chunk.
+    """A waiting request is let in only if all its tokens fit into free memory, not just its first chunk.
 
     vLLM's ``scheduler_reserve_full_isl``, on by default in 0.19 (`v1/core/sched/scheduler.py`).
     """
