@@ -67,16 +67,14 @@ class Load(NamedTuple):
     memory: float
     moved: float
 
-    @property
-    def seconds(self) -> float:
-        """Of all kernels."""
-        return self.fixed + self.memory
-
     def beside(self, other: Load) -> float:
         """Seconds beside another forward that runs all the while."""
-        mine, theirs = self.moved / self.seconds, other.moved / other.seconds
-        slower = max(1.0, mine + theirs) * (1.0 + INTERFERENCE * theirs)
-        return BESIDE * (self.fixed + self.memory * slower)
+        fixed, memory, moved = self
+        beside_fixed, beside_memory, beside_moved = other
+        theirs = beside_moved / (beside_fixed + beside_memory)
+        asked = moved / (fixed + memory) + theirs
+        slower = (asked if asked > 1.0 else 1.0) * (1.0 + INTERFERENCE * theirs)
+        return BESIDE * (fixed + memory * slower)
 
 
 class Scaling:

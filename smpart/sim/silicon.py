@@ -59,11 +59,11 @@ class SiliconCost:
 
     def __call__(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
         """Seconds of the forward, the neighbour running all the while (empty and 0: nobody)."""
-        mine = self._load(shape, units)
-        host = self._host.seconds(shape)
-        if neighbour_units == 0 or neighbour.tokens == 0:
-            return host + self._host.pace * mine.seconds
-        return host + self._host.pace * self._contention * mine.beside(self._load(neighbour, neighbour_units))
+        mine, host = self._load(shape, units), self._host
+        if neighbour_units == 0 or not (neighbour.prefill_tokens or neighbour.decode_batch):
+            return host.seconds(shape) + host.pace * (mine[0] + mine[1])
+        beside = mine.beside(self._load(neighbour, neighbour_units))
+        return host.seconds(shape) + host.pace * self._contention * beside
 
     def _load(self, shape: Shape, units: int) -> Load:
         for same, on, load in self._recent:
