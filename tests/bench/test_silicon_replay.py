@@ -14,6 +14,7 @@ from smpart.bench.silicon import (
     closed_loop,
     end_to_end,
     estimate,
+    fit_hosts,
     fit_run,
     predict,
     real_run,
@@ -22,7 +23,7 @@ from smpart.bench.silicon import (
 )
 from smpart.bench.silicon.admission import Reserving
 from smpart.bench.silicon.core import PATIENT, virtual_core
-from smpart.bench.silicon.engines import engine_of
+from smpart.bench.silicon.engines import SYNCHRONOUS, engine_of
 from smpart.bench.silicon.hosts import Gap, chosen, nearest
 from smpart.runtime.sampling import SamplingParams
 from smpart.scheduler.registry import Setup, make_policy
@@ -133,6 +134,15 @@ def test_constants_are_those_that_the_first_requests_give(data):
     fitted = fit_run(real_run())
     assert fitted.warm_up == pytest.approx(WARM_UP_S, abs=2e-3)
     assert fitted.step == pytest.approx(HOSTS["vllm"].step, abs=0.02e-3)
+
+
+@pytest.mark.slow
+def test_overheads_are_those_that_the_fitted_half_of_the_points_gives():
+    """To a cell of the grid that they are searched on."""
+    families = {"vllm 0.12": SYNCHRONOUS, "sglang": HOSTS["sglang"], "trtllm": HOSTS["trtllm"]}
+    for family, found in fit_hosts(end_to_end(), lambda line: None).items():
+        assert found.step == pytest.approx(families[family].step, abs=0.11e-3)
+        assert found.sequence == pytest.approx(families[family].sequence, abs=4.1e-6)
 
 
 @pytest.mark.slow
