@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from smpart.errors import UnsupportedModel
 from smpart.partition import ModelShape, Shape, model_shape
@@ -39,6 +39,27 @@ class Experts:
     def touched(self, tokens: int) -> float:
         """Experts that at least one of some tokens goes through, if each draws its own evenly."""
         return self.count * (1.0 - (1.0 - self.active / self.count) ** tokens)
+
+
+class Attention(NamedTuple):
+    """What attention works on, all layers together: every query-key pair once, every K and V once.
+
+    Attributes:
+        pair: operations of a pair.
+        stored: bytes of a token's K and V.
+        query: bytes of a computed token's query and result.
+    """
+
+    pair: float
+    stored: float
+    query: float
+
+    def work(self, shape: Shape) -> tuple[float, float]:
+        """Operations, and bytes moved."""
+        context = shape.decode_context
+        computed = shape.prefill_tokens + shape.decode_batch
+        moved = self.stored * (shape.prefill_context + context + computed) + self.query * computed
+        return self.pair * (shape.prefill_pairs + context), moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +156,12 @@ class Dimensions:
         """Bytes of one weight in the layers."""
         return _BYTES[self.weights]
 
-    def attention_work(self, shape: Shape) -> tuple[float, float]:
-        """Operations and bytes of one rank's attention, all layers: every pair once, every K and V once."""
-        pairs = shape.prefill_pairs + shape.decode_context
-        tokens = shape.prefill_context + shape.decode_context + shape.tokens
-        moved = 2 * self.kv_width * _BYTES[self.kv] * tokens + 4 * self.attention_width * shape.tokens
-        return 4.0 * self.layers * self.attention_width * pairs, float(self.layers * moved)
+    @property
+    def attention(self) -> Attention:
+        """What one rank's attention of all layers works on."""
+        width = self.attention_width
+        stored = 2.0 * self.kv_width * _BYTES[self.kv]
+        return Attention(4.0 * self.layers * width, self.layers * stored, self.layers * 4.0 * width)
 
     def linear_work(self, tokens: int) -> tuple[float, float]:
         """Operations and bytes of one rank's matmuls of all layers: touched weights and 16-bit results once."""

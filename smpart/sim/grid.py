@@ -25,35 +25,36 @@ class Grid:
     (45.0, 160.0, 10.0)
     """
 
-    __slots__ = ("_axes", "_strides", "_values")
+    __slots__ = ("_axes", "_values")
 
     def __init__(self, axes: Sequence[Sequence[float]], values: Mapping[tuple[float, ...], float]) -> None:
-        self._axes = [list(axis) for axis in axes]
-        self._values = [float(values[node]) for node in product(*self._axes)]
-        self._strides = [1] * len(axes)
-        for i in range(len(axes) - 2, -1, -1):
-            self._strides[i] = self._strides[i + 1] * len(self._axes[i + 1])
+        self._values = [float(values[node]) for node in product(*axes)]
+        stride = len(self._values)
+        self._axes: list[tuple[list[float], int, int]] = []  # nodes, number of the last one, values a node apart
+        for axis in axes:
+            stride //= len(axis)
+            self._axes.append((list(axis), len(axis) - 1, stride))
 
     def __call__(self, *at: float) -> float:
         """The value at a place, one coordinate an axis."""
-        terms = [(0, 1.0)]
-        for x, axis, stride in zip(at, self._axes, self._strides, strict=True):
+        base, inside = 0, []
+        for x, (axis, last, stride) in zip(at, self._axes, strict=True):
             low = bisect_right(axis, x) - 1
-            if low < 0 or len(axis) == 1:
+            if low < 0 or last == 0:
                 continue
-            low = min(low, len(axis) - 2)
-            part = (x - axis[low]) / (axis[low + 1] - axis[low])
-            start = low * stride
-            if part == 0.0:
-                terms = [(place + start, weight) for place, weight in terms]
-            else:
-                terms = [
-                    (place + start + step, weight * share)
-                    for place, weight in terms
-                    for step, share in ((0, 1.0 - part), (stride, part))
-                ]
-        values = self._values
-        return sum(values[place] * weight for place, weight in terms)
+            if low >= last:
+                low = last - 1
+            base += low * stride
+            if x != axis[low]:
+                inside.append((stride, (x - axis[low]) / (axis[low + 1] - axis[low])))
+        places = [base]
+        for stride, _ in inside:
+            places += [place + stride for place in places]
+        corners = [self._values[place] for place in places]
+        for _, part in reversed(inside):
+            half = len(corners) // 2
+            corners = [a + part * (b - a) for a, b in zip(corners[:half], corners[half:], strict=True)]
+        return corners[0]
 
 
 class Curve:
@@ -62,24 +63,27 @@ class Curve:
     Args:
         points: value by place, at least one.
 
+    Attributes:
+        nodes: rising places.
+
     >>> Curve({1: 2.0, 3: 6.0})(2), Curve({1: 2.0, 3: 6.0})(4), Curve({1: 2.0, 3: 6.0})(0)
     (4.0, 8.0, 2.0)
     """
 
-    __slots__ = ("_last", "_slopes", "_values", "_x")
+    __slots__ = ("_last", "_slopes", "_values", "nodes")
 
     def __init__(self, points: Mapping[float, float]) -> None:
-        self._x = [float(x) for x in sorted(points)]
+        self.nodes = [float(x) for x in sorted(points)]
         self._values = [float(points[x]) for x in sorted(points)]
-        pairs = zip(self._x, self._x[1:], self._values, self._values[1:], strict=False)
+        pairs = zip(self.nodes, self.nodes[1:], self._values, self._values[1:], strict=False)
         self._slopes = [(high - low) / (x1 - x0) for x0, x1, low, high in pairs]
         self._last = len(self._slopes) - 1
 
     def __call__(self, x: float) -> float:
         """The value at a place."""
-        place = bisect_right(self._x, x) - 1
+        place = bisect_right(self.nodes, x) - 1
         if place > self._last:
             place = self._last
         if place < 0:
             return self._values[0]
-        return self._values[place] + self._slopes[place] * (x - self._x[place])
+        return self._values[place] + self._slopes[place] * (x - self.nodes[place])

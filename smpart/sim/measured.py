@@ -55,6 +55,7 @@ class Measured:
         self._model, self._bandwidth = model, PEAKS[gpu].bandwidth
         self._system, self._engine = op_tables.FOLDERS[gpu], engine
         layers, dense = model.layers, model.dense_layers
+        self._layers, self._heads, self._attention = layers, model.heads, model.attention
         sizes = [(layers, size) for size in model.attention_matmuls]
         sizes += [(dense, size) for size in model.feed_forward(model.intermediate) if dense]
         self._linear = _total([(n, self._matmul(size, model.weights)) for n, size in sizes])
@@ -92,16 +93,16 @@ class Measured:
             length = 2.0 * shape.prefill_pairs / shape.prefill_tokens - 1.0
             seconds += self._prefill(max(1.0, length), shape.prefill_tokens)
         if shape.decode_batch:
-            seconds += self._decode(shape.decode_batch, shape.decode_context)
-        tiles = self._model.heads * max(1, -(-shape.tokens // TILE))
-        return Part(self._model.layers * seconds, *self._model.attention_work(shape), tiles)
+            seconds += self._decode.along(shape.decode_batch)(shape.decode_context)
+        tiles = self._heads * max(1, -(-shape.tokens // TILE))
+        return Part(self._layers * seconds, *self._attention.work(shape), tiles)
 
     # ---- attention
 
     def _prefill_attention(self) -> Sheaf:
         """Seconds by length of the prompts and tokens of all."""
         path = op_tables.newest(self._system, "attention", self._engine, "context_attention_perf.parquet")
-        rows, scale = self._heads(path)
+        rows, scale = self._nearest(path)
         curves: dict[float, Times] = {}
         for batch, length, seconds in zip(rows["batch_size"], rows["isl"], rows["latency"] / 1e3, strict=True):
             _lower(curves.setdefault(float(length), {}), float(batch * length), scale * float(seconds))
@@ -113,13 +114,13 @@ class Measured:
     def _decode_attention(self) -> Sheaf:
         """Seconds by batch and KV tokens of all, the new ones included."""
         path = op_tables.newest(self._system, "attention", self._engine, "generation_attention_perf.parquet")
-        rows, scale = self._heads(path)
+        rows, scale = self._nearest(path)
         curves: dict[float, Times] = {}
         for batch, step, seconds in zip(rows["batch_size"], rows["step"], rows["latency"] / 1e3, strict=True):
             _lower(curves.setdefault(float(batch), {}), float(batch * (step + 1)), scale * float(seconds))
         return Sheaf(curves)
 
-    def _heads(self, path: Path) -> tuple[op_tables.Columns, float]:
+    def _nearest(self, path: Path) -> tuple[op_tables.Columns, float]:
         """Rows of the nearest heads that were timed, and what one of theirs counts."""
         model = self._model
         wanted = {"num_key_value_heads": model.kv_heads, "head_dim": model.shape.head_dim, "num_heads": model.heads}

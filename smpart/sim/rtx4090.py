@@ -16,6 +16,7 @@ from smpart.sim.grid import Curve, Grid
 from smpart.sim.kernels import Part
 from smpart.sim.models import DIMENSIONS
 from smpart.sim.published import rows
+from smpart.sim.sheaf import Sheaf
 
 FOLDER = "measured_rtx4090"
 """Folder of the measurements, in the folder of published data."""
@@ -68,7 +69,7 @@ class _Tables:
         befores = [0, *befores]
         joint = [size for size in batches if (chunks[0], 0, size, contexts[0]) in times]
         self.prefill = Grid([chunks, befores], {(c, k): times[c, k, 0, 0] for c in chunks for k in befores})
-        self.decode = Grid([batches, contexts], {(n, k): times[0, 0, n, k] for n in batches for k in contexts})
+        self.decode = Sheaf({n: {k: times[0, 0, n, k] for k in contexts} for n in batches})
         self.mixed = Grid([chunks, befores, joint, contexts], {node: t for node, t in times.items() if all(node[::2])})
         self.dense = {op: Curve(points) for op, points in ops("dense.csv", "tokens").items()}
         self.sampled = {op: Curve(points) for op, points in ops("per_sequence.csv", "sequences").items()}
@@ -92,7 +93,7 @@ class Rtx4090:
                 "try sim:h100, or sim:rtx4090-roofline"
             )
         self._tables = _tables()
-        self._model = model
+        self._model, self._attention = model, model.attention
         timed = DIMENSIONS[TIMED]
         width = model.hidden / timed.hidden
         self._scale = {
@@ -123,14 +124,14 @@ class Rtx4090:
 
     def attention(self, shape: Shape) -> Part:
         """See `Kernels`: in one call."""
-        return Part(self._model.layers * self._attention(shape), *self._model.attention_work(shape))
+        return Part(self._model.layers * self._seconds(shape), *self._attention.work(shape))
 
-    def _attention(self, shape: Shape) -> float:
+    def _seconds(self, shape: Shape) -> float:
         """Seconds of one layer's attention over a batch of any mix."""
         tables, batch = self._tables, shape.decode_batch
         context = shape.decode_context / batch if batch else 0.0
         if not shape.prefill_tokens:
-            return self._kv * tables.decode(batch, context)
+            return self._kv * tables.decode.along(batch)(context)
         tokens = shape.prefill_tokens
         # Several chunks in one call do the work of one as long as all of them, with a context of its own; where they
         # attend to less than that one would to itself, the work above a launch shrinks with the pairs.
@@ -142,5 +143,5 @@ class Rtx4090:
         if not batch:
             return self._heads * (alone - saved)
         both = tables.mixed(tokens, max(0.0, before), batch, context)
-        share = alone / (alone + tables.decode(batch, context))
+        share = alone / (alone + tables.decode.along(batch)(context))
         return (self._heads * share + self._kv * (1.0 - share)) * (both - saved)

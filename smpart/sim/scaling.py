@@ -22,8 +22,9 @@ BESIDE = 1.009
 co-running kernels went as low as +0.9 % beyond their share of the SMs."""
 
 INTERFERENCE = 0.15
-"""Bandwidth lost, beyond fair sharing, at full traffic of the neighbour (L2 misses, row conflicts): keeps decode's
-slowdown beside prefill under the 20 % (A100) and 30 % (H100) that MuxWise (arXiv 2504.14489) measured at worst."""
+"""Bandwidth lost, beyond fair sharing, at full traffic of the neighbour (L2 misses, row conflicts). An assumption: with
+it pairs lie between the least published slowdown (`BESIDE`) and the worst, 20 % on A100 and 30 % on H100 (MuxWise,
+arXiv 2504.14489), near the least. `contention` of `SiliconCost` moves them to the worst and beyond."""
 
 REACHED = 0.92
 """Share of peak bandwidth beyond which two lanes together are slowed down: the best that streaming kernels reach."""
@@ -49,8 +50,9 @@ RESPONSES = {
     "h200": Response(arithmetic=0.45, knee=0.19),
     "rtx4090": Response(arithmetic=0.66, knee=0.19),
 }
-"""Medians of the published fits, of A100 and (for both Hopper GPUs) H800; the RTX 4090, of which nothing is published,
-takes the slower clock's arithmetic and the larger L2's knee."""
+"""Set by hand near the least squares of the published median curves from 32 SMs on; how far each is off is told in
+``docs/simulator.md``, and a test holds it. A100 follows the published A100 (its larger model), both Hopper GPUs H800.
+Of the RTX 4090 nothing is published: it takes the slower clock's arithmetic and the larger L2's knee."""
 
 
 class Load(NamedTuple):
@@ -71,19 +73,18 @@ class Load(NamedTuple):
         """Of all kernels."""
         return self.fixed + self.memory
 
-    def join(self, other: Load) -> Load:
-        """These kernels and others, one after the other."""
-        return Load(self.fixed + other.fixed, self.memory + other.memory, self.moved + other.moved)
-
     def beside(self, other: Load, crowding: float = 1.0) -> float:
         """Seconds beside another forward that runs all the while.
 
         Args:
             crowding: times as long as SMs take that both use (`smpart.sim.sharing`).
         """
-        mine, theirs = self.moved / self.seconds, other.moved / other.seconds
-        slower = max(crowding, mine + theirs) * (1.0 + INTERFERENCE * theirs)
-        return BESIDE * (self.fixed * crowding + self.memory * slower)
+        fixed, memory, moved = self
+        beside_fixed, beside_memory, beside_moved = other
+        theirs = beside_moved / (beside_fixed + beside_memory)
+        asked = moved / (fixed + memory) + theirs
+        slower = (asked if asked > crowding else crowding) * (1.0 + INTERFERENCE * theirs)
+        return BESIDE * (fixed * crowding + memory * slower)
 
 
 class Scaling:
@@ -99,21 +100,31 @@ class Scaling:
         self._response = RESPONSES[gpu]
         self._held = held(self._response.knee)
         self._slowdowns = cache(self._slowdowns_on)
+        self._tail = cache(self._tail_on)
 
     def load(self, parts: Iterable[Part], units: int) -> Load:
         """The kernels on `units` SMs, at least one."""
+        fixed = memory = moved = 0.0
+        for part in parts:
+            load = self.one(part, units)
+            fixed, memory, moved = fixed + load[0], memory + load[1], moved + load[2]
+        return Load(fixed, memory, moved)
+
+    def one(self, part: Part, units: int) -> Load:
+        """Kernels of one kind on `units` SMs, at least one."""
+        seconds, flops, traffic, tiles = part
+        compute, streaming = flops / self._flops, traffic / self._bandwidth
+        both = compute + streaming
+        if both == 0.0:  # waits on other GPUs: SMs do not matter
+            return Load(seconds, 0.0, 0.0)
         arithmetic, memory = self._slowdowns(units)
-        fixed = stretched = moved = 0.0
-        for seconds, flops, traffic, tiles in parts:
-            compute, streaming = flops / self._flops, traffic / self._bandwidth
-            if compute + streaming == 0.0:  # waits on other GPUs: SMs do not matter
-                fixed += seconds
-                continue
-            share = streaming / (compute + streaming)
-            fixed += seconds * (1.0 - share) * max(1.0, arithmetic * self._tail(tiles, units))
-            stretched += seconds * share * memory
-            moved += streaming
-        return Load(fixed, stretched, moved / REACHED)
+        arithmetic *= self._tail(tiles, units)
+        seconds /= both
+        return Load(
+            seconds * compute * (arithmetic if arithmetic > 1.0 else 1.0),
+            seconds * streaming * memory,
+            streaming / REACHED,
+        )
 
     def demand(self, load: Load, units: int) -> float:
         """The part of all SMs' time that a load takes on `units` of them, alone."""
@@ -125,7 +136,7 @@ class Scaling:
         arithmetic = 1.0 + response.arithmetic * (1.0 / share - 1.0)
         return arithmetic, math.expm1(-1.0 / response.knee) / math.expm1(-share / response.knee)
 
-    def _tail(self, tiles: float, units: int) -> float:
+    def _tail_on(self, tiles: float, units: int) -> float:
         """What the last, partly filled wave costs on `units` SMs against all of them."""
         if tiles <= 0.0 or units >= self._units:
             return 1.0

@@ -21,7 +21,10 @@ from smpart.sim.scaling import Load, Scaling
 from smpart.sim.sharing import crowding
 
 _REMEMBERED = 1 << 16
-"""Prices kept: shapes of steps recur while a work is priced anew on every event of its neighbour."""
+"""Loads kept by number of tokens, or of sampled positions, and by SMs."""
+
+_RECENT = 4
+"""Loads kept of whole shapes: a work is priced anew on every event of its neighbour, later shapes are others."""
 
 
 class SiliconCost:
@@ -51,31 +54,41 @@ class SiliconCost:
         self._units = GPUS[gpu].sms
         self._host = host or HOSTS[engine]
         self._contention = contention
+        self._layer_parts = lru_cache(maxsize=_REMEMBERED)(self._kernels.layers)
         self._layers = lru_cache(maxsize=_REMEMBERED)(self._layers_of)
         self._head = lru_cache(maxsize=_REMEMBERED)(self._head_of)
-        self._load = lru_cache(maxsize=_REMEMBERED)(self._load_of)
+        self._recent: tuple[tuple[Shape, int, Load], ...] = ()
 
     def __call__(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
         """Seconds of the forward, the neighbour running all the while (empty and 0: nobody).
 
         Where both have more units than there are, they share SMs as `smpart.sim.sharing` states.
         """
-        mine = self._load(shape, units)
-        host = self._host.seconds(shape)
-        if neighbour_units == 0 or neighbour.tokens == 0:
-            return host + self._host.pace * mine.seconds
+        mine, host = self._load(shape, units), self._host
+        if neighbour_units == 0 or not (neighbour.prefill_tokens or neighbour.decode_batch):
+            return host.seconds(shape) + host.pace * (mine[0] + mine[1])
         theirs, crowded = self._load(neighbour, neighbour_units), 1.0
         if units + neighbour_units > self._units:
             crowded = crowding(self._scaling.demand(mine, units), self._scaling.demand(theirs, neighbour_units))
-        return host + self._host.pace * self._contention * mine.beside(theirs, crowded)
+        return host.seconds(shape) + host.pace * self._contention * mine.beside(theirs, crowded)
+
+    def _load(self, shape: Shape, units: int) -> Load:
+        for same, on, load in self._recent:
+            if same is shape and on == units:
+                return load
+        load = self._load_of(shape, units)
+        self._recent = ((shape, units, load), *self._recent[: _RECENT - 1])
+        return load
 
     def _load_of(self, shape: Shape, units: int) -> Load:
-        attention = self._scaling.load((self._kernels.attention(shape),), units)
-        sampled = shape.prefill_chunks + shape.decode_batch
-        return attention.join(self._layers(shape.tokens, units)).join(self._head(sampled, units))
+        batch = shape.decode_batch
+        a1, a2, a3 = self._scaling.one(self._kernels.attention(shape), units)
+        b1, b2, b3 = self._layers(shape.prefill_tokens + batch, units)
+        c1, c2, c3 = self._head(shape.prefill_chunks + batch, units)
+        return Load(a1 + b1 + c1, a2 + b2 + c2, a3 + b3 + c3)
 
     def _layers_of(self, tokens: int, units: int) -> Load:
-        return self._scaling.load(self._kernels.layers(tokens), units)
+        return self._scaling.load(self._layer_parts(tokens), units)
 
     def _head_of(self, sampled: int, units: int) -> Load:
         return self._scaling.load(self._kernels.head(sampled), units)

@@ -10,6 +10,7 @@ import pytest
 
 from smpart.errors import BackendUnavailable, UnsupportedModel, UsageError
 from smpart.partition import Shape
+from smpart.partition.gpus import GPUS
 from smpart.sim import DIMENSIONS, Host, SiliconCost, dimensions, op_tables
 from smpart.sim.measured import measured
 from smpart.sim.rtx4090 import Rtx4090
@@ -144,3 +145,34 @@ def test_what_was_not_timed_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(op_tables, "find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'smpart\[sim\]'"):
         op_tables.systems()
+
+
+NEIGHBOURS = [
+    (Shape.decode(batch, batch * context), Shape.prefill([(tokens, before)]))
+    for batch, context in ((1, 1024), (32, 1024), (32, 4096), (128, 1024))
+    for tokens, before in ((2048, 0), (8192, 0), (2048, 8192), (32768, 0))
+]
+
+
+@pytest.mark.parametrize(("gpu", "worst"), [("a100", 1.2), ("h100", 1.3)])
+def test_neighbours_cost_between_the_least_and_the_worst_that_was_published(gpu, worst):
+    """Least: +0.9 %. Worst: MuxWise's grid. At `contention` 1 no pair is worse than that; at the worst, none better."""
+    mild, harsh = (SiliconCost(MODEL, gpu, host=FREE, contention=c) for c in (1.0, worst))
+    for split in GPUS[gpu].splits():
+        if split.exclusive:
+            continue
+        for step, prompt in NEIGHBOURS:
+            alone = mild(step, split.decode, *NOBODY)
+            assert 1.009 <= mild(step, split.decode, prompt, split.prefill) / alone <= worst
+            assert worst <= harsh(step, split.decode, prompt, split.prefill) / alone <= 1.1 * worst
+            solo = mild(prompt, split.prefill, *NOBODY)
+            assert 1.009 <= mild(prompt, split.prefill, step, split.decode) / solo <= worst
+
+
+def test_a_price_does_not_depend_on_what_was_asked_before():
+    cost = SiliconCost(MODEL, "h100")
+    steps = [Shape.decode(batch, batch * 700) for batch in (3, 40, 3, 90, 41, 3)]
+    prompt = Shape.prefill([(900, 0)])
+    prices = [cost(step, units, prompt, 132 - units) for step in steps for units in (36, 68, 36)]
+    fresh = [SiliconCost(MODEL, "h100")(step, u, prompt, 132 - u) for step in steps for u in (36, 68, 36)]
+    assert prices == fresh
