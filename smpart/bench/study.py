@@ -80,6 +80,7 @@ class Study:
         windows: of the trace, each that long: seeds 0, 1, ...
         contention: what the simulated slowdowns beside a neighbour are multiplied by.
         handicap: makes the predictor that policies plan with from the deployment; None: its own.
+        profile: what the predictor starts from, as ``smpart bench --profile`` takes it.
 
     Raises:
         UsageError: there is no such trace.
@@ -93,12 +94,13 @@ class Study:
         windows: int = 1,
         contention: float = 1.0,
         handicap: Handicap | None = None,
+        profile: str = "none",
     ) -> None:
         self.cell, self.windows = cell, windows
         trace = str(data_file(TRACES[cell.trace])) if cell.trace in TRACES else cell.trace
         self._source = TraceOptions(trace, limit=requests, clip=True)
         worse = "" if contention == 1.0 else f"~{contention:g}"
-        made = Deployment.open(cell.model, backend=f"sim:{cell.gpu}{worse}", dtype="bfloat16", profile="none")
+        made = Deployment.open(cell.model, backend=f"sim:{cell.gpu}{worse}", dtype="bfloat16", profile=profile)
         self.deployment = made if handicap is None else replace(made, predictor=handicap(made))
         self.slo, self.guess = self._demands()
 
