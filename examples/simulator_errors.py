@@ -5,7 +5,7 @@
 2. Measured end-to-end points of dense models on H100 and H200 under three engines, each a closed loop of clients:
    errors of the mean time per token and of the mean time to the first one, by GPU, engine and model, and what
    AIConfigurator estimates for the same points. Overheads of engines were fitted on every other point; these are the
-   errors of the rest. `busy` counts points that contradict themselves: at the throughput that their latencies mean,
+   errors of the rest. `busy` counts points at odds with the op tables: at the throughput that their latencies mean,
    their kernels alone would take longer than there is time. They are part of every figure.
 
     python examples/simulator_errors.py --quick

@@ -93,7 +93,7 @@ def test_nothing_is_fitted_on_points_that_are_predicted():
         assert all(p.fitted_on and busy(p) < AT_ODDS and engine_of(p).family == family for p in points)
 
 
-def test_points_that_contradict_themselves_are_found():
+def test_points_at_odds_with_the_op_tables_are_found():
     """64 clients of 2,000 tokens each every 1.1 s: 1.7 times what an H200 takes in, by the op tables, if it does
     nothing else."""
     odd = point(gpu="h200", engine="vllm", version="0.12.0", concurrency=64, prompt=2000)

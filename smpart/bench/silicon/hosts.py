@@ -16,7 +16,7 @@ from smpart.bench.silicon.points import EndToEnd
 from smpart.sim import Host
 
 AT_ODDS = 1.05
-"""Points that keep their GPUs busier than this (`busy`) contradict themselves and are not fitted on."""
+"""Points that keep their GPUs busier than this (`busy`) are at odds with the op tables and are not fitted on."""
 
 _EACH = 16
 """Points of each GPU, engine, version and model that are replayed."""

@@ -70,7 +70,7 @@ def busy(point: EndToEnd) -> float:
 
     By Little's law so many clients with such latencies finish ``clients / (TTFT + (output - 1) * TPOT)`` requests a
     second; each takes its share of a packed prefill and of decode steps. A point beyond 1 contradicts what its kernels
-    were timed at: its prompts were cached, or its clients were fewer.
+    were timed at: its prompts were cached, its clients were fewer, or the tables are slow.
     """
     cost = SiliconCost(point.model, point.gpu, engine=point.engine, host=Host(step=0.0))
     units, clients, nobody = GPUS[point.gpu].sms, point.concurrency, Shape()
