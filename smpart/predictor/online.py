@@ -202,7 +202,12 @@ class OnlinePredictor:
         margin = self._kinds[kind].margin
         if margin.count >= TRUSTED:
             return margin.widen
-        return math.exp(max(self.prior.margin(shape, bool(kind & 3)), margin.widest))
+        bound = self.prior.margin(shape, bool(kind & 3))
+        if kind == 4 * HYBRID and not self.profiled:  # its parts' errors say more than a guess: else it is never tried
+            parts = [self._kinds[4 * phase].margin for phase in (1, 2)]
+            if all(part.count >= TRUSTED for part in parts):
+                bound = math.log(max(part.widen for part in parts))
+        return math.exp(max(bound, margin.widest))
 
     def _report(self, kind: int) -> None:
         if self._kinds[kind].drift.side:

@@ -149,3 +149,16 @@ def test_absurd_pieces_raise_nothing_and_are_outlived(units: int, fraction: floa
 
 def test_no_splits_have_no_sides() -> None:
     assert all(len(side) == 0 for side in made().predict_splits(STEP, PROMPT, ()))
+
+
+def test_a_hybrid_step_never_seen_is_bounded_as_its_parts_are() -> None:
+    """With the bound of a guess it would lose to every way that was tried, and never be tried itself."""
+    predictor, rng = made(), np.random.default_rng(0)
+    hybrid = STEP.join(PROMPT)
+    guessed = predictor.predict(hybrid, 2)
+    for _ in range(60):
+        for part in (STEP, PROMPT):
+            predictor.observe(part, 2, NOTHING, 1.0, predictor.prior.seconds(part, 2) * math.exp(rng.normal(0, 0.03)))
+    told = predictor.predict(hybrid, 2)
+    widths = [predictor.predict(part, 2).upper / predictor.predict(part, 2).mean for part in (STEP, PROMPT)]
+    assert guessed.upper / guessed.mean > 1.4 and told.upper / told.mean <= 1.05 * max(widths)
