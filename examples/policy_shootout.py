@@ -2,7 +2,8 @@
 
 Capacity is the highest rate at which 90 % of all requests meet every objective and the queue does not grow, searched
 for each policy on the same windows of the trace. Objectives are those of `smpart.bench.study`. Cells that are in the
-output file already are not run again. Reads the traces of the data folder (``SMPART_DATA``).
+output file already are not run again. Policies that predict do so from a profile that `smpart profile` would make,
+corrected as they go. Reads the traces of the data folder (``SMPART_DATA``).
 
     python examples/policy_shootout.py --quick
     python examples/policy_shootout.py --out out/policy_shootout.json
@@ -23,7 +24,7 @@ from typing import Any
 
 from smpart.bench.host import host
 from smpart.bench.plots import figure
-from smpart.bench.study import OBJECTIVES, TRACES, Cell, Study, geometric
+from smpart.bench.study import OBJECTIVES, TRACES, Cell, Study, geometric, profiled
 from smpart.durable import write_whole
 
 PLACES = (
@@ -43,10 +44,13 @@ LEAST = 0.98
 """Share of the best rival's capacity below which a cell is listed as lost."""
 
 
-def run_cell(cell: Cell, policies: tuple[str, ...], requests: int, windows: int, contention: float) -> dict[str, Any]:
+def run_cell(
+    cell: Cell, policies: tuple[str, ...], profiles: Path, requests: int, windows: int, contention: float
+) -> dict[str, Any]:
     """Every policy's capacity in a cell, with the record of the run at it."""
     started = time.monotonic()
-    study = Study(cell, requests, windows, contention)
+    predicts = profiled(cell.model, cell.gpu, profiles, contention)
+    study = Study(cell, requests, windows, contention, predicts=predicts)
     runs: dict[str, Any] = {}
     guess = study.guess
     for policy in policies:
@@ -125,6 +129,7 @@ def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/policy_shootout.json"))
+    parser.add_argument("--profiles", type=Path, default=Path("out/profiles"), help="made there if they are missing")
     parser.add_argument("--jobs", type=int, default=2, help="cells at a time")
     parser.add_argument("--requests", type=int, default=300, help="requests of one replay")
     parser.add_argument("--windows", type=int, default=1, help="windows of the trace that each rate is tried on")
@@ -143,7 +148,10 @@ def main() -> None:
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     plan = {"requests": requests, "windows": asked.windows, "contention": asked.contention}
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("forkserver")) as pool:
-        running = [pool.submit(run_cell, cell, policies, *plan.values()) for cell in todo]
+        places = {(cell.model, cell.gpu) for cell in todo}  # each is profiled once, before anybody needs it
+        made = [pool.submit(profiled, *place, asked.profiles, asked.contention) for place in sorted(places)]
+        print(f"profiles: {', '.join(done.result() for done in made)}", flush=True)
+        running = [pool.submit(run_cell, cell, policies, asked.profiles, *plan.values()) for cell in todo]
         for ended in as_completed(running):
             done.append(ended.result())
             print(line(done[-1]), flush=True)

@@ -44,7 +44,7 @@ class Options:
         repeat: replays of each policy, on seeds `source.seed`, `source.seed` + 1, and so on.
         capacity: search for each policy's capacity, and report the run at that rate.
         attainment: shares of requests that must meet every objective at capacity: one search each.
-        jobs: processes that share the runs, where time is virtual; 0: as many as there are cores.
+        jobs: processes that share the runs, where time is virtual; 0: as many as there are cores, and runs.
     """
 
     policies: tuple[str, ...]

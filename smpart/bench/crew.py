@@ -102,7 +102,9 @@ class Processes:
 @contextmanager
 def crew(bench: Bench, say: Callable[[str], None]) -> Iterator[Crew]:
     """As many processes as the bench's options and the machine allow; none where time is real."""
-    jobs = bench.options.jobs or len(Cpus.usable().cores)
+    options = bench.options
+    tasks = len(options.policies) * options.repeat * (1 if options.capacity else len(bench.chosen.rates))
+    jobs = options.jobs or min(tasks, len(Cpus.usable().cores))
     if not bench.deployment.virtual or jobs == 1:
         yield Alone(bench, say)
         return

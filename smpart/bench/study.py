@@ -13,19 +13,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from smpart.bench import profile
 from smpart.bench.bench import Bench, Options, Task, Watch
 from smpart.bench.capacity import at_capacity
 from smpart.bench.crew import Alone
+from smpart.bench.fit import fit_folder
 from smpart.bench.load import Load
 from smpart.bench.run import Run
 from smpart.bench.source import TraceOptions, open_load
 from smpart.engine.deployment import Deployment
 from smpart.partition import Shape, Split
 from smpart.partition.gpus import GPUS
+from smpart.predictor.artefact import NAME
+from smpart.predictor.estimators.doubt import Doubt
 from smpart.scheduler.slo import SLO
 from smpart.sim import DIMENSIONS, SiliconCost
 from smpart.sim.published import data_file
@@ -80,7 +85,7 @@ class Study:
         windows: of the trace, each that long: seeds 0, 1, ...
         contention: what the simulated slowdowns beside a neighbour are multiplied by.
         handicap: makes the predictor that policies plan with from the deployment; None: its own.
-        profile: what the predictor starts from, as ``smpart bench --profile`` takes it.
+        predicts: the profile that the predictor starts from, as ``smpart bench --profile`` takes it.
 
     Raises:
         UsageError: there is no such trace.
@@ -94,13 +99,14 @@ class Study:
         windows: int = 1,
         contention: float = 1.0,
         handicap: Handicap | None = None,
-        profile: str = "none",
+        predicts: str = "none",
     ) -> None:
         self.cell, self.windows = cell, windows
         trace = str(data_file(TRACES[cell.trace])) if cell.trace in TRACES else cell.trace
         self._source = TraceOptions(trace, limit=requests, clip=True)
-        worse = "" if contention == 1.0 else f"~{contention:g}"
-        made = Deployment.open(cell.model, backend=f"sim:{cell.gpu}{worse}", dtype="bfloat16", profile=profile)
+        made = Deployment.open(
+            cell.model, backend=f"sim:{cell.gpu}{_worse(contention)}", dtype="bfloat16", profile=predicts
+        )
         self.deployment = made if handicap is None else replace(made, predictor=handicap(made))
         self.slo, self.guess = self._demands()
 
@@ -150,6 +156,28 @@ class Study:
         ttft, tpot = max(200.0, times_prefill * prefill), times_step * step or 50.0
         busy = alone_ms(Shape.prefill([(mean, 0)])) + outputs.mean() * step / _BATCH
         return SLO(ttft_ms=_round(ttft), tpot_ms=_round(tpot)), _round(500.0 / busy)
+
+
+def profiled(model: str, gpu: str, folder: Path, contention: float = 1.0, minutes: float = 2.0) -> str:
+    """A profile of a model on a simulated GPU, measured in virtual time if `folder` has none yet; for `Study`.
+
+    What policies predict from is then what `smpart profile` would have measured, not what a cold start guesses: a
+    replay of a few hundred requests lasts seconds.
+    """
+    place = folder / f"{model}-{gpu}{_worse(contention)}"
+    if not (place / NAME).is_file():
+        options = profile.Options(model, place, minutes, f"sim:{gpu}{_worse(contention)}", "bfloat16")
+        profile.measure(options, Doubt, lambda made: fit_folder(made, published={}).report, _silent, _unshown)
+    return str(place)
+
+
+def _worse(contention: float) -> str:
+    return "" if contention == 1.0 else f"~{contention:g}"
+
+
+@contextmanager
+def _unshown(title: str, total_s: float) -> Iterator[Callable[[float, str], None]]:
+    yield lambda gone_s, detail: None
 
 
 def _lengths(load: Load) -> tuple[Any, Any]:

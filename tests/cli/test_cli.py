@@ -14,7 +14,8 @@ from smpart import cli
 from smpart.errors import SmpartError
 
 RUNNER = CliRunner()
-SIM = ["bench", "--backend", "sim:h100", "--model", "llama-3.1-8b", "--dtype", "bfloat16", "--limit", "12"]
+SIM = ["bench", "--backend", "sim:h100", "--model", "llama-3.1-8b", "--dtype", "bfloat16", "--limit", "12",
+       "--jobs", "1"]  # fmt: skip
 
 
 def smpart(*arguments: str, **options: Any) -> Result:

@@ -19,7 +19,8 @@ from smpart.predictor.artefact import NAME, Artefact
 from smpart.profiler.fingerprint import Fingerprint
 from smpart.sim.models import MODELS
 
-BENCH = ["bench", "--backend", "sim:h100", "--model", "llama-3.1-8b", "--limit", "12", "--policy", "smpart", "--json"]
+BENCH = ["bench", "--backend", "sim:h100", "--model", "llama-3.1-8b", "--limit", "12", "--policy", "smpart",
+         "--jobs", "1", "--json"]  # fmt: skip
 DEVICE, SHAPE = open_backend("sim:h100").device(), MODELS["llama-3.1-8b"]
 
 

@@ -24,7 +24,7 @@ from smpart.sim import RooflineCost, built_in
 
 RUNNER = CliRunner()
 MODEL = "llama-3.1-8b"
-SIM = (MODEL, "--backend", "sim:h100", "--dtype", "bfloat16")
+SIM = (MODEL, "--backend", "sim:h100-roofline", "--dtype", "bfloat16")
 SMALL = ("--max-prompt", "64", "--max-context", "64", "--max-batch", "4")
 
 
