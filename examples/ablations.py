@@ -17,9 +17,10 @@ from typing import Any
 from smpart.bench.handicaps import Unguarded, Unlearning
 from smpart.bench.host import host
 from smpart.bench.plots import figure
-from smpart.bench.study import Cell, Study, geometric
+from smpart.bench.study import Cell, Study, geometric, profiled
 from smpart.durable import write_whole
 from smpart.engine.deployment import Deployment
+from smpart.predictor import OnlinePredictor, RooflinePrior
 
 CELLS = (
     Cell("llama-3.1-8b", "h100", "azure-conv", "tight"),
@@ -30,9 +31,19 @@ CELLS = (
 )
 
 
-def unlearning(deployment: Deployment) -> Unlearning:
-    """Physics alone, never corrected."""
+def physics(deployment: Deployment) -> Unlearning:
+    """Data-sheet physics, never corrected."""
+    return Unlearning(RooflinePrior(deployment.model_shape, deployment.lanes.device))
+
+
+def uncorrected(deployment: Deployment) -> Unlearning:
+    """The profile, never corrected."""
     return Unlearning(deployment.predictor.prior)
+
+
+def unprofiled(deployment: Deployment) -> OnlinePredictor:
+    """Physics, corrected from a cold start."""
+    return OnlinePredictor(RooflinePrior(deployment.model_shape, deployment.lanes.device))
 
 
 def unguarded(deployment: Deployment) -> Unguarded:
@@ -43,7 +54,9 @@ def unguarded(deployment: Deployment) -> Unguarded:
 Handicap = Callable[[Deployment], Any]
 VARIANTS: dict[str, tuple[str, Handicap | None]] = {
     "everything": ("smpart", None),
-    "no estimator": ("smpart", unlearning),
+    "no estimator": ("smpart", physics),
+    "no profile": ("smpart", unprofiled),
+    "no correction": ("smpart", uncorrected),
     "no guard": ("smpart", unguarded),
     "no preemption": ("smpart:no-preemption", None),
     "no slack": ("smpart:no-slack", None),
@@ -54,10 +67,10 @@ VARIANTS: dict[str, tuple[str, Handicap | None]] = {
 """By name: the policy (splits in percent), and what is done to its predictor. The line otherwise moves at any event."""
 
 
-def run(cell: Cell, variant: str, requests: int) -> tuple[Cell, str, dict[str, Any]]:
+def run(cell: Cell, variant: str, requests: int, profiles: Path) -> tuple[Cell, str, dict[str, Any]]:
     """One variant's capacity in a cell."""
     policy, handicap = VARIANTS[variant]
-    study = Study(cell, requests, handicap=handicap)
+    study = Study(cell, requests, handicap=handicap, predicts=profiled(cell.model, cell.gpu, profiles))
     name, found, shares = policy.partition("split=")
     return cell, variant, study.capacity(f"{name}{found}{study.nearest(shares)}" if found else policy).record
 
@@ -89,6 +102,7 @@ def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/ablations.json"))
+    parser.add_argument("--profiles", type=Path, default=Path("out/profiles"), help="made there if they are missing")
     parser.add_argument("--jobs", type=int, default=2, help="searches at a time")
     parser.add_argument("--requests", type=int, default=300, help="requests of one replay")
     parser.add_argument("--quick", action="store_true", help="one cell, four variants, 100 requests")
@@ -98,7 +112,10 @@ def main() -> None:
         cells, variants, requests = CELLS[:1], ["everything", "no estimator", "no slack", "every 100 ms"], 100
     found: dict[str, dict[str, Any]] = {cell.name: {} for cell in cells}
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("forkserver")) as pool:
-        running = [pool.submit(run, cell, variant, requests) for cell in cells for variant in variants]
+        for place in sorted({(cell.model, cell.gpu) for cell in cells}):
+            print(f"profile: {profiled(*place, asked.profiles)}", flush=True)
+        asking = [(cell, variant) for cell in cells for variant in variants]
+        running = [pool.submit(run, *each, requests, asked.profiles) for each in asking]
         for ended in as_completed(running):
             cell, variant, record = ended.result()
             found[cell.name][variant] = record

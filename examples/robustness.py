@@ -24,7 +24,7 @@ from typing import Any
 from smpart.bench.handicaps import Wrong
 from smpart.bench.host import host
 from smpart.bench.plots import figure
-from smpart.bench.study import TRACES, Cell, Study
+from smpart.bench.study import TRACES, Cell, Study, profiled
 from smpart.bench.tracefile import read_trace
 from smpart.durable import write_whole
 from smpart.engine.deployment import Deployment
@@ -67,11 +67,11 @@ def questions(shifted: Path, factors: tuple[float, ...]) -> Iterator[Question]:
         yield Question("undisturbed", "azure-conv", BASE, policy)
 
 
-def run(question: Question, load: float, requests: int, windows: int) -> dict[str, Any]:
+def run(question: Question, load: float, requests: int, windows: int, predicts: str) -> dict[str, Any]:
     """Attainment at `load`, in multiples of `Study.guess`."""
     wrong = (question.prefill, question.decode) != (1.0, 1.0)
     handicap = partial(_wrong, prefill=question.prefill, decode=question.decode) if wrong else None
-    study = Study(question.cell, requests, windows, handicap=handicap)
+    study = Study(question.cell, requests, windows, handicap=handicap, predicts=predicts)
     rate = load * study.guess
     records = [study.at(question.policy, rate, seed).record for seed in range(windows)]
     shares = [float(str(record["slo_attainment"])) for record in records]
@@ -116,6 +116,7 @@ def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/robustness.json"))
+    parser.add_argument("--profiles", type=Path, default=Path("out/profiles"), help="made there if they are missing")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--requests", type=int, default=300, help="requests of one replay")
     parser.add_argument("--windows", type=int, default=3, help="windows of the trace")
@@ -124,14 +125,15 @@ def main() -> None:
     requests, windows, factors = asked.requests, asked.windows, FACTORS
     if asked.quick:
         requests, windows, factors = 80, 1, (0.7, 1.5)
-    base = Study(BASE, requests, windows)
+    predicts = profiled(BASE.model, BASE.gpu, asked.profiles)
+    base = Study(BASE, requests, windows, predicts=predicts)
     capacity = float(str(base.capacity("smpart").record["capacity_rps"]))
     load = SHARE * capacity / base.guess
     print(f"smpart's capacity: {capacity:.3g} req/s; everything at {SHARE:.0%} of it", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         asking = list(questions(shift(Path(folder), requests), factors))
         with ProcessPoolExecutor(asked.jobs, mp_context=get_context("forkserver")) as pool:
-            ask = partial(run, load=load, requests=requests, windows=windows)
+            ask = partial(run, load=load, requests=requests, windows=windows, predicts=predicts)
             answers = []
             for answer in pool.map(ask, asking):
                 answers.append(answer)

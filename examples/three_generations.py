@@ -26,7 +26,7 @@ from rich.table import Table
 
 from smpart.bench.host import host
 from smpart.bench.plots import figure
-from smpart.bench.study import Cell, Study
+from smpart.bench.study import Cell, Study, profiled
 from smpart.durable import write_whole
 from smpart.sim import DIMENSIONS
 
@@ -47,9 +47,9 @@ SHARE = 0.7
 """Of smpart's capacity, the load that latencies are compared at."""
 
 
-def row(cell: Cell, policy: str, load: float, requests: int) -> dict[str, Any]:
+def row(cell: Cell, policy: str, load: float, requests: int, predicts: str) -> dict[str, Any]:
     """What a policy holds, and how it fares at `load` requests a second and GPU."""
-    study = Study(cell, requests)
+    study = Study(cell, requests, predicts=predicts)
     held = study.capacity(policy, load).record
     gpus = int(str(held["gpus"]))
     made = study.at(policy, load * gpus)
@@ -107,6 +107,7 @@ def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/three_generations.json"))
+    parser.add_argument("--profiles", type=Path, default=Path("out/profiles"), help="made there if they are missing")
     parser.add_argument("--jobs", type=int, default=2, help="policies at a time")
     parser.add_argument("--requests", type=int, default=300, help="requests of one replay")
     parser.add_argument("--quick", action="store_true", help="one cell, 80 requests")
@@ -115,9 +116,12 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("forkserver")) as pool:
         for cell in cells:
-            capacity = float(str(Study(cell, requests).capacity("smpart").record["capacity_rps"]))
+            predicts = profiled(cell.model, cell.gpu, asked.profiles)
+            capacity = float(str(Study(cell, requests, predicts=predicts).capacity("smpart").record["capacity_rps"]))
             load = SHARE * capacity
-            found[cell.name] = list(pool.map(partial(row, cell, load=load, requests=requests), GENERATIONS))
+            found[cell.name] = list(
+                pool.map(partial(row, cell, load=load, requests=requests, predicts=predicts), GENERATIONS)
+            )
             Console().print(table(cell, found[cell.name], load))
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     results = {"schema": 1, "host": host(), "requests": requests, "share": SHARE, "cells": found}

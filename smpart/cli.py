@@ -47,6 +47,7 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as stdout's last line.")]
 Backend = Annotated[str, typer.Option(help="auto, green, mps, cores, or sim:<gpu> (in virtual time).")]
 Profile = Annotated[str, typer.Option(help="auto, none, or the folder or file of a profile that must match.")]
+Dtype = Annotated[str, typer.Option(help="Element type of weights and KV; auto: float32, on simulated GPUs bfloat16.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of arrivals, prompts and sampling.")]
 
 
@@ -117,7 +118,7 @@ def generate(
     ] = False,
     policy: Annotated[str, typer.Option(help="Scheduling policy.")] = "smpart",
     backend: Backend = "auto",
-    dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    dtype: Dtype = "auto",
     profile: Profile = "auto",
     as_json: Json = False,
 ) -> None:
@@ -146,7 +147,7 @@ def profile(
     out: Annotated[Path, typer.Option(help="Profile folder, new or to go on with.")],
     backend: Backend = "auto",
     minutes: Annotated[float, typer.Option(help="Measuring time, over all runs into the folder.")] = 10.0,
-    dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    dtype: Dtype = "auto",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of what is measured, and when.")] = None,
     max_prompt: Annotated[int | None, typer.Option(help="Most new tokens of a forward.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Most tokens that one sequence attends to.")] = None,
@@ -237,7 +238,7 @@ def bench(
     jobs: Annotated[int, typer.Option(help="Processes that share runs in virtual time; 0: one a core.")] = 0,
     seed: Seed = 0,
     repeat: Annotated[int, typer.Option(help="Replays of each policy, on seeds SEED, SEED+1, ...")] = 1,
-    dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    dtype: Dtype = "auto",
     profile: Profile = "auto",
     as_json: Json = False,
 ) -> None:
@@ -311,7 +312,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the picture, JSON and Parquet.")] = Path("out/demo"),
     model: Annotated[str, typer.Option(help="A real model with a chat template.")] = "smollm2",
     backend: Backend = "auto",
-    dtype: Annotated[str, typer.Option(help="Element type of weights and KV.")] = "float32",
+    dtype: Dtype = "auto",
     profile: Profile = "auto",
     seed: Seed = 0,
     as_json: Json = False,

@@ -24,7 +24,7 @@ class Question:
     chat: bool = False
     policy: str = "smpart"
     backend: str = "auto"
-    dtype: str = "float32"
+    dtype: str = "auto"
     profile: str = "auto"
 
 

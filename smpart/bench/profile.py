@@ -65,7 +65,7 @@ class Options:
     folder: Path
     minutes: float
     backend: str = "auto"
-    dtype: str = "float32"
+    dtype: str = "auto"
     seed: int | None = None
     max_prompt: int | None = None
     max_context: int | None = None

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_AUTO = "auto"
+
 Pair = Callable[[float | None], tuple[Lanes, Noticeboard, Link]]
 """Makes lanes on two devices, a board for their requests, and the link of so many gigabits a second between them (None:
 what such devices have)."""
@@ -85,7 +87,7 @@ class Deployment:
         *,
         backend: str = "auto",
         kv: KVConfig | None = None,
-        dtype: str = "float32",
+        dtype: str = "auto",
         profile: Profile = "auto",
     ) -> Deployment:
         """Load a model by name and place it.
@@ -94,7 +96,7 @@ class Deployment:
             model: a local path or hub id, ``smollm2``, ``random:<family>``; with ``sim:<gpu>`` also the shapes
                 of `smpart.sim.models` or any ``config.json``.
             backend: ``auto``, ``cores`` or ``sim:<gpu>``.
-            dtype: element type of weights and KV, torch's name.
+            dtype: element type of weights and KV, torch's name; ``auto``: float32, on simulated GPUs bfloat16.
             profile: what to predict from; see `smpart.engine.profiles.Profile`.
 
         Raises:
@@ -105,12 +107,12 @@ class Deployment:
         if isinstance(opened, Sim):
             from smpart.engine.virtual import deploy_virtual
 
-            return deploy_virtual(model, opened, kv or KVConfig(), dtype, wanted)
+            return deploy_virtual(model, opened, kv or KVConfig(), "bfloat16" if dtype == _AUTO else dtype, wanted)
         from smpart.engine.real import deploy_real, warm_up
         from smpart.runtime.models import load_model
 
         warm_up()
-        loaded, tokenizer = load_model(model, dtype=dtype)
+        loaded, tokenizer = load_model(model, dtype="float32" if dtype == _AUTO else dtype)
         return deploy_real(loaded, tokenizer, opened, kv or KVConfig(), name=model, wanted=wanted)
 
     @classmethod

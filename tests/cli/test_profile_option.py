@@ -41,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def made() -> Artefact:
-    fingerprint = Fingerprint.of("sim:h100", DEVICE, SHAPE, "float32")
+    fingerprint = Fingerprint.of("sim:h100", DEVICE, SHAPE, "bfloat16")
     return artefact(fingerprint, tables(SHAPE, DEVICE, (32, 64, 132)))
 
 
@@ -59,7 +59,7 @@ def test_bench_finds_the_installed_one_unless_told_not_to(made: Artefact) -> Non
     path = made.install()
     assert results(smpart(*BENCH))["profile"]["file"] == str(path)
     assert results(smpart(*BENCH, "--profile", "none"))["profile"] is None
-    assert results(smpart(*BENCH, "--dtype", "bfloat16"))["profile"] is None
+    assert results(smpart(*BENCH, "--dtype", "float32"))["profile"] is None
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,6 @@ def test_what_is_no_profile_is_refused_in_one_line(command: list[str], made: Art
 
 def test_that_of_another_model_is_refused_before_anything_is_served(made: Artefact, tmp_path: Path) -> None:
     made.save(tmp_path / NAME)
-    result = smpart(*BENCH, "--dtype", "bfloat16", "--profile", str(tmp_path))
+    result = smpart(*BENCH, "--dtype", "float32", "--profile", str(tmp_path))
     assert result.exit_code == 2 and result.stdout == ""
-    assert "dtype float32, not bfloat16" in result.stderr and "smpart profile MODEL" in result.stderr
+    assert "dtype bfloat16, not float32" in result.stderr and "smpart profile MODEL" in result.stderr
