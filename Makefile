@@ -67,7 +67,7 @@ demo: model ## the main job: SmolLM2 on two lanes, against mixed and chunked, wi
 	@$(BIN)/smpart demo
 
 test: model ## the fast tests, two files at a time
-	@$(PATIENT) $(BIN)/python -m pytest -m "not slow" --benchmark-disable --numprocesses 2 --dist loadfile
+	@$(PATIENT) $(BIN)/python -m pytest -m "not slow" --benchmark-disable --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-all: model ## every test
 	@$(BIN)/python -m pytest --benchmark-disable

@@ -88,7 +88,10 @@ class Processes:
 
     def runs(self, tasks: Iterable[Task]) -> Iterator[Run]:
         """All are begun at once. Raises `SmpartError` if a process dies."""
-        pending = [self._pool.submit(_run, task) for task in tasks]
+        try:
+            pending = [self._pool.submit(_run, task) for task in tasks]
+        except BrokenProcessPool:
+            raise _died() from None
         try:
             for each in pending:
                 done = _result(each)
@@ -121,7 +124,11 @@ def _result(future: Future[Run]) -> Run:
     try:
         return future.result()
     except BrokenProcessPool:
-        raise SmpartError("a process of the bench died; --jobs 1 makes all runs in one process") from None
+        raise _died() from None
+
+
+def _died() -> SmpartError:
+    return SmpartError("a process of the bench died; --jobs 1 makes all runs in one process")
 
 
 _mine: list[Bench] = []

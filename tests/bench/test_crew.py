@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 import pytest
@@ -76,10 +77,11 @@ def test_capacities_of_several_targets_share_their_trials() -> None:
             assert run.record["rate"] == pytest.approx(held["0.9"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_it_in_one_line() -> None:
     with opened(jobs=2) as (bench, said), crew(bench, said.append) as workers:
         assert isinstance(workers, Processes)
-        workers._pool.submit(_die)
+        assert isinstance(workers._pool.submit(_die).exception(), BrokenProcessPool)
         with pytest.raises(SmpartError, match="a process of the bench died"):
             list(workers.runs(bench.tasks()))
 

@@ -121,6 +121,7 @@ def test_the_page_of_a_profile(fitted: tuple[Path, Fitted]) -> None:
     assert len(html) < 2_000_000
 
 
+@pytest.mark.slow
 def test_a_profile_that_was_not_fitted_since_is_fitted_first(
     fitted: tuple[Path, Fitted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ def test_shares_become_the_nearest_split_and_other_policies_stay() -> None:
 
 
 def test_a_capacity_holds_and_is_searched_on_every_window() -> None:
-    study = Study(CELL, requests=24, windows=2)
+    study = Study(CELL, requests=8, windows=2)
     record = study.capacity("chunked").record
     held = [trial for trial in record["trials"] if trial["slo_attainment"] >= 0.9 and not trial["queue_grows"]]
     assert record["capacity_rps"] == max((trial["rate"] for trial in held), default=0.0) > 0.0
