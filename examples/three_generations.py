@@ -122,7 +122,7 @@ def main() -> None:
             found[cell.name] = list(
                 pool.map(partial(row, cell, load=load, requests=requests, predicts=predicts), GENERATIONS)
             )
-            Console().print(table(cell, found[cell.name], load))
+            Console(width=max(Console().width, 160)).print(table(cell, found[cell.name], load))
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     results = {"schema": 1, "host": host(), "requests": requests, "share": SHARE, "cells": found}
     write_whole(asked.out, json.dumps(results, indent=1).encode() + b"\n")
