@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from smpart.bench.handicaps import Unguarded, Unlearning
 from smpart.bench.host import host
 from smpart.bench.plots import figure
-from smpart.bench.study import Cell, Study, geometric, profiled
+from smpart.bench.study import Cell, Handicap, Study, geometric, profiled
 from smpart.durable import write_whole
 from smpart.engine.deployment import Deployment
 from smpart.predictor import OnlinePredictor, RooflinePrior
@@ -51,7 +50,6 @@ def unguarded(deployment: Deployment) -> Unguarded:
     return Unguarded(deployment.predictor.prior)
 
 
-Handicap = Callable[[Deployment], Any]
 VARIANTS: dict[str, tuple[str, Handicap | None]] = {
     "everything": ("smpart", None),
     "no estimator": ("smpart", physics),

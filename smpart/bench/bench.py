@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
@@ -31,6 +31,12 @@ _CHUNKED = "chunked"
 Watch = Callable[[Status], None]
 Watcher = Callable[[str], AbstractContextManager[Watch]]
 """Opens a display for one replay, given its title."""
+
+
+@contextmanager
+def unwatched(title: str) -> Iterator[Watch]:
+    """No display."""
+    yield lambda status: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Protocol
 
-from smpart.bench.bench import Bench, Chosen, Options, Task, Watch
+from smpart.bench.bench import Bench, Chosen, Options, Task, unwatched
 from smpart.bench.metrics import attainment
+from smpart.bench.pool import in_order, processes
 from smpart.bench.run import Run
 from smpart.engine.deployment import Deployment
-from smpart.errors import SmpartError
 from smpart.kvcache import KVConfig
 from smpart.partition.cpu import Cpus
 
@@ -72,7 +69,7 @@ class Recipe:
     def open(self) -> Bench:
         """The bench, on a deployment of its own."""
         made = Deployment.open(self.model, backend=self.backend, dtype=self.dtype, kv=self.kv, profile=self.profile)
-        return Bench(made, self.options, lambda line: None, _unwatched, self.chosen)
+        return Bench(made, self.options, lambda line: None, unwatched, self.chosen)
 
 
 class Processes:
@@ -88,18 +85,9 @@ class Processes:
 
     def runs(self, tasks: Iterable[Task]) -> Iterator[Run]:
         """All are begun at once. Raises `SmpartError` if a process dies."""
-        try:
-            pending = [self._pool.submit(_run, task) for task in tasks]
-        except BrokenProcessPool:
-            raise _died() from None
-        try:
-            for each in pending:
-                done = _result(each)
-                self._say(told(done))
-                yield done
-        finally:
-            for each in pending:
-                each.cancel()
+        for done in in_order(self._pool, _run, ((task,) for task in tasks), "the bench"):
+            self._say(told(done))
+            yield done
 
 
 @contextmanager
@@ -111,24 +99,8 @@ def crew(bench: Bench, say: Callable[[str], None]) -> Iterator[Crew]:
     if not bench.deployment.virtual or jobs == 1:
         yield Alone(bench, say)
         return
-    context = get_context("forkserver" if os.name == "posix" else "spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_open, initargs=(Recipe.of(bench),)) as pool:
-        try:
-            yield Processes(pool, jobs, say)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _result(future: Future[Run]) -> Run:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise _died() from None
-
-
-def _died() -> SmpartError:
-    return SmpartError("a process of the bench died; --jobs 1 makes all runs in one process")
+    with processes(jobs, _open, Recipe.of(bench)) as pool:
+        yield Processes(pool, jobs, say)
 
 
 _mine: list[Bench] = []
@@ -141,11 +113,6 @@ def _open(recipe: Recipe) -> None:
 
 def _run(task: Task) -> Run:
     return _mine[0].run(task)
-
-
-@contextmanager
-def _unwatched(title: str) -> Iterator[Watch]:
-    yield lambda status: None
 
 
 def told(run: Run) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from smpart.bench import profile
-from smpart.bench.bench import Bench, Options, Task, Watch
+from smpart.bench.bench import Bench, Options, Task, unwatched
 from smpart.bench.capacity import at_capacity
 from smpart.bench.crew import Alone
 from smpart.bench.fit import fit_folder
@@ -138,7 +138,7 @@ class Study:
     def _bench(self, policy: str, rate: float) -> Bench:
         spec = self.spec(policy)
         options = Options((spec,), self._source, self.slo, (rate,), repeat=self.windows, capacity=True, jobs=1)
-        return Bench(self.deployment, options, _silent, _unwatched)
+        return Bench(self.deployment, options, _silent, unwatched)
 
     def _demands(self) -> tuple[SLO, float]:
         """The objectives, and half the rate that the whole GPU could serve if nobody were in a hurry."""
@@ -191,11 +191,6 @@ def _round(value: float) -> float:
 
 def _silent(line: str) -> None:
     pass
-
-
-@contextmanager
-def _unwatched(title: str) -> Iterator[Watch]:
-    yield lambda status: None
 
 
 def geometric(ratios: Sequence[float]) -> float | None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Executor
 from contextlib import contextmanager
-from multiprocessing import get_context
 
 from smpart.bench.bench import Bench, Task
 from smpart.bench.crew import Alone, Crew, Recipe
+from smpart.bench.pool import in_order, processes
 from smpart.bench.run import Run
-from smpart.errors import SmpartError
 from smpart.partition.cpu import Cpus
 
 
@@ -25,12 +22,7 @@ class Processes:
 
     def runs(self, tasks: Iterable[Task]) -> Iterator[Run]:
         """All are begun at once. Raises `SmpartError` if a process dies."""
-        pending = [self._pool.submit(_run, self._recipe.backend, task) for task in tasks]
-        try:
-            yield from map(_result, pending)
-        finally:
-            for each in pending:
-                each.cancel()
+        yield from in_order(self._pool, _run, ((self._recipe.backend, task) for task in tasks), "advise")
 
 
 @contextmanager
@@ -40,20 +32,8 @@ def fleet(recipes: Sequence[Recipe], jobs: int) -> Iterator[Mapping[str, Crew]]:
     if jobs == 1:
         yield {recipe.backend: Alone(recipe.open(), _quiet) for recipe in recipes}
         return
-    context = get_context("forkserver" if os.name == "posix" else "spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_know, initargs=(tuple(recipes),)) as pool:
-        try:
-            yield {recipe.backend: Processes(pool, jobs, recipe) for recipe in recipes}
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _result(future: Future[Run]) -> Run:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        raise SmpartError("a process of advise died; --jobs 1 makes all runs in one process") from None
+    with processes(jobs, _know, tuple(recipes)) as pool:
+        yield {recipe.backend: Processes(pool, jobs, recipe) for recipe in recipes}
 
 
 _recipes: dict[str, Recipe] = {}

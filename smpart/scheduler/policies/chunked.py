@@ -68,8 +68,12 @@ class Chunked:
         for row, start, known in zip(heads.tolist(), starts, snapshot.table.known[heads].tolist(), strict=True):
             length = min(known - start, left)
             blocks = -(-(start + length) // snapshot.block_tokens)
-            if length == 0 or blocks > free:
+            if length == 0 or -(-self.must_fit(start + length, known) // snapshot.block_tokens) > free:
                 break
             pieces.append(Piece(row, length))
             left, free = left - length, free - blocks
         return pieces
+
+    def must_fit(self, end: int, known: int) -> int:
+        """Tokens for which there must be memory to let a request in, whose first chunk ends at `end` of `known`."""
+        return end

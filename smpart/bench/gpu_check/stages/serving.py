@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 import torch
 
-from smpart.bench.bench import Bench, Options
+from smpart.bench.bench import Bench, Options, unwatched
 from smpart.bench.crew import Alone
 from smpart.bench.gpu_check.record import CUDA, Figures, Record, Setting
 from smpart.bench.gpu_check.rig import chosen, random_llama
 from smpart.bench.gpu_check.stages.tokens import deploy
-from smpart.bench.replay import Status
 from smpart.bench.source import TraceOptions
 from smpart.kvcache import KVConfig
 
@@ -35,7 +31,7 @@ def measure(setting: Setting, record: Record) -> None:
     said: list[str] = []
     runs: list[Figures] = []
     with deploy(model, kv, setting) as deployment:
-        bench = Bench(deployment, options, lambda line: _say(record, said, line), _quiet)
+        bench = Bench(deployment, options, lambda line: _say(record, said, line), unwatched)
         for run in Alone(bench, lambda line: _say(record, said, line)).runs(bench.tasks()):
             runs.append(run.record)
             record.put(runs=runs, **compare(runs))
@@ -54,8 +50,3 @@ def compare(runs: list[Figures]) -> Figures:
 def _say(record: Record, said: list[str], line: str) -> None:
     said.append(line)
     record.put(said=said)
-
-
-@contextmanager
-def _quiet(title: str) -> Iterator[Callable[[Status], None]]:
-    yield lambda status: None
