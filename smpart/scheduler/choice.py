@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from enum import StrEnum
+from itertools import accumulate
 from typing import NamedTuple
 
 from smpart.partition import Split
@@ -76,6 +77,7 @@ class _Judge:
         "_firsts",
         "_held",
         "_last",
+        "_paces",
         "_smooth",
         "_whole",
         "asked",
@@ -88,6 +90,7 @@ class _Judge:
         self._demand, self._alone, self._held, self._last = demand, alone, snapshot.split, last
         self._earliest = demand.tokens[0]
         self._smooth = max(demand.tpot, SMOOTH * alone)
+        self._paces = [0.0, *accumulate(demand.paces)]
         self._firsts = Firsts(demand, begin)
         self._whole = Firsts(demand, self._begin_whole) if begin < self._begin_whole else self._firsts
         self.asked = len(demand.tokens) + self._firsts.total
@@ -168,6 +171,8 @@ class _Judge:
             tokens -= bisect_left(demand.tokens, end - 1e-9)
         gap = demand.waited + end - self._begin_whole
         score = tokens + firsts[0] + GAIN * (self._alone / mean + speed) - STUTTER * max(0.0, gap / self._smooth - 1.0)
+        behind = bisect_left(demand.paces, end)
+        score -= demand.price * (behind * end - self._paces[behind])
         return score + KEEP_UP if upper <= demand.tpot else score, tokens + firsts[1]
 
 
@@ -198,7 +203,11 @@ def choose(
     drain = False
     if hybrid[0] > chosen[0]:
         drain = bool(snapshot.forwards) and bool(ways)
-        chosen = chosen if drain else hybrid
+        if drain:  # what is started has to get on for that
+            on = max((way for way in ways if way[1] is not _DECODE), default=chosen)
+            chosen = on if on[6] >= chosen[6] else chosen
+        else:
+            chosen = hybrid
     _, kind, split, speed, chunk, seconds, kept = chosen
     return Choice(kind, split, speed, chunk, seconds, kept, judge.asked, drain)
 

@@ -31,6 +31,8 @@ _FORGET = 1024
 """Options not used for so many decisions are asked for anew altogether."""
 _MOST = 512
 """Remembered shapes."""
+_FINE = 5
+"""Significant bits of a step's rows and tokens: what is rounded up more costs splits that would hold the pace."""
 
 
 class Beside(NamedTuple):
@@ -183,7 +185,7 @@ class Costs:
 
     def step(self, predictor: Predictor, batch: int, context: int, units: int) -> Estimate:
         """A decode step alone."""
-        key = (_round(batch, 4), _round(context, 3), units)
+        key = (_round(batch, _FINE), _round(context, _FINE), units)
         found = self._steps.get(key)
         if found is None or self._tick - found[0] > _LIFE:
             found = self._tick, predictor.predict(Shape.decode(key[0], key[1]), units)
@@ -207,7 +209,7 @@ class Costs:
     ) -> Options:
         """Every way to run a step of `batch` rows with `context` tokens and the prefill `head`."""
         tokens, behind = _round(max(1, head.prefill_tokens), 1), _round(head.prefill_context, 1)
-        key = (_round(batch, 4), _round(context, 3), tokens, behind)
+        key = (_round(batch, _FINE), _round(context, _FINE), tokens, behind)
         found = self._options.get(key)
         if found is None or self._tick - found.used > _FORGET:
             hybrids = self._hybrids.setdefault((key[0], key[1], behind), [None] * len(CHUNKS))

@@ -20,7 +20,10 @@ class Demand(NamedTuple):
     """What is asked of the device.
 
     Attributes:
-        tokens: [running] when each reader's next token is due, ascending.
+        tokens: [running] when each reader's next token is due at the latest, ascending.
+        paces: [running] when it would be in step with the reader's pace, ascending; whoever can catch up no more is
+            left out.
+        price: what a second is worth that a reader falls behind the pace.
         tpot: the tightest TPOT objective among them.
         waited: seconds that the readers will have been without a token when the next step can begin.
         work: [prefills] seconds of each on the whole device, alone, in the order they will be served.
@@ -33,6 +36,8 @@ class Demand(NamedTuple):
     """
 
     tokens: list[float]
+    paces: list[float]
+    price: float
     tpot: float
     waited: float
     work: list[float]

@@ -65,16 +65,41 @@ class Readers:
             return 0
         return self._context + len(self.tuple) * (int(table.computed[self.tuple[0]]) - self._first)
 
+    def latest(self, table: RequestTable, start: float, fastest: float) -> Floats:
+        """When each row's next token has to be there whatever its pace: no gap is longer than its ITL objective.
+
+        Nothing is due earlier than the whole device could deliver it; a row whose pace the whole device cannot hold
+        is owed twice what the device can do. The arguments are those of `token_deadlines`.
+        """
+        gaps = self._itl
+        if self.tpot < fastest:
+            gaps = np.where(self._tpot < fastest, np.maximum(2.0 * fastest, gaps), gaps)
+        if self._best_effort is not None:
+            gaps = np.where(self._best_effort, _BEST_EFFORT_GAPS * self._itl, gaps)
+        due: Floats = self._previous(table, table.ahead.take(self.rows), start) + gaps
+        return np.fmax(due, start + 1.15 * fastest, out=due)
+
+    def pace(self, table: RequestTable) -> Floats:
+        """When each row's next token would be in step with its TPOT objective; never for best effort."""
+        pace: Floats = (table.ahead.take(self.rows) + table.outputs.take(self.rows)) * self._aim
+        pace += table.first_token.take(self.rows)
+        if self._best_effort is not None:
+            pace[self._best_effort] = np.inf
+        return pace
+
+    def _previous(self, table: RequestTable, ahead: NDArray[np.int32], start: float) -> float | Floats:
+        """When each row has the token before the next one."""
+        flying = np.count_nonzero(ahead)
+        if flying == len(ahead):
+            return start
+        previous: Floats = table.last_token.take(self.rows)
+        return np.where(ahead > 0, start, previous) if flying else previous
+
     def due(self, table: RequestTable, start: float, fastest: float, credit: float) -> Floats:
         """See `token_deadlines`."""
         rows = self.rows
         ahead = table.ahead.take(rows)
-        flying = np.count_nonzero(ahead)
-        previous: float | Floats = start
-        if flying < len(rows):
-            previous = table.last_token.take(rows)
-            if flying:
-                previous = np.where(ahead > 0, start, previous)
+        previous = self._previous(table, ahead, start)
         ahead += table.outputs.take(rows)
         pace = ahead * self._aim
         pace += table.first_token.take(rows) + credit * max(0.0, self.tpot - fastest)

@@ -26,6 +26,8 @@ class Pack(NamedTuple):
     preempt: tuple[int, ...] = ()
 
 
+_PACE = 0.95
+"""Share of the TPOT objective that a step of all admitted rows may take, alone: prefills beside it take some."""
 _MOST_ROWS = 64
 """Rows of one forward at most, unless some were begun."""
 
@@ -49,17 +51,19 @@ class Room(NamedTuple):
 def most_rows(snapshot: Snapshot, costs: Costs, readers: Readers, context: int) -> int:
     """Rows to admit at most: the largest batch whose step still holds the pace of those who read now.
 
-    More would make everybody late; if even those who run are late already, nothing is gained by holding back.
+    More would make everybody late. Where not even one row can be served at that pace, nothing is gained by holding
+    back.
 
     Args:
         context: tokens that the readers' next step attends to.
     """
-    batch, tpot = len(readers.tuple), readers.tpot
+    batch, tpot = len(readers.tuple), _PACE * readers.tpot
     if batch == 0 or not snapshot.waiting.size or not snapshot.free_slots:
         return 1 << 30
     now = costs.step(snapshot.predictor, batch, context, snapshot.units).mean
     if now > tpot:
-        return 1 << 30
+        one = costs.step(snapshot.predictor, 1, -(-context // batch), snapshot.units).mean
+        return 1 << 30 if one >= tpot else max(1, int(batch * (tpot - one) / (now - one)))
     double = costs.step(snapshot.predictor, 2 * batch, 2 * context, snapshot.units).mean
     if double <= tpot:
         return 1 << 30

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from smpart.errors import UsageError
-from smpart.partition import Split
+from smpart.partition import Shape, Split
 from smpart.scheduler import SLO, make_policy, policy_names
 from smpart.scheduler.pace import token_deadlines
 from smpart.scheduler.plan import Piece, Plan, StartPrefill
-from tests.scheduler.double import Oracle, cpu_cost
+from tests.scheduler.double import Oracle, cpu_cost, gpu_cost
 from tests.scheduler.still import begun, decoding, still, waiting
 
 
@@ -157,3 +157,23 @@ def test_a_reader_may_fall_behind_only_by_what_steps_alone_make_good() -> None:
     assert lent - plain == pytest.approx(5 * (0.1 - 0.06))
     hopeless = (token_deadlines(table, rows, 1.0, 0.2, credit)[0] for credit in (0.0, 5.0))
     assert len(set(hopeless)) == 1, "a pace that cannot be held is no reason to fall behind it"
+
+
+def test_smpart_lets_readers_fall_behind_a_little_where_that_saves_prompts() -> None:
+    readers = [decoding(1000, outputs=100, tpot=0.0085, itl=0.018, first_token=0.152, last_token=0.999)] * 8
+    prompts = [waiting(1500, ttft_deadline=1.13) for _ in range(2)]
+    dear = Oracle(lambda shape, units, beside: gpu_cost(shape, units, beside) * (3.0 if shape.hybrid else 1.0))
+    plan = make_policy("smpart", slo=SLO(200, 8.5)).plan(still([*readers, *prompts], predictor=dear))
+    assert plan.prefill is not None and plan.split.prefill > 60
+    assert "10/10 in time" in plan.reason
+
+
+@pytest.mark.parametrize(("tpot", "admitted"), [(0.0105, 0), (0.0030, 3)])
+def test_smpart_holds_newcomers_back_while_its_batch_is_too_large_for_the_pace(tpot: float, admitted: int) -> None:
+    readers = [decoding(4000, tpot=tpot, itl=2 * tpot, first_token=0.9, last_token=1.0) for _ in range(60)]
+    snapshot = still([*readers, *(waiting(100, ttft_deadline=9.0) for _ in range(4))])
+    one = snapshot.predictor.predict(Shape.decode(1, 4000), 132).mean
+    assert (one < tpot) == (not admitted), "a pace that nobody can have is no reason to hold anybody back"
+    plan = make_policy("smpart", slo=SLO(9000, 1e3 * tpot)).plan(snapshot)
+    pieces = (*plan.step.pieces, *getattr(plan.prefill, "pieces", ())) if plan.step else plan.prefill.pieces
+    assert len(pieces) == admitted

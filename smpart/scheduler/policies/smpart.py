@@ -2,8 +2,9 @@
 
 At every decision it knows until when the next token of each reader must be there (`pace`), in which order prompts
 are best served (`backlog`), and asks the predictor's upper bounds what each way to go on would do (`choice`):
-every split, bursts of prefill between steps, a hybrid step, decode alone. A reader's next token in time is worth one,
-a first token the more the earlier it is expected before it is due (`demand`); a stutter costs. Of ways of equal worth
+every split, bursts of prefill between steps, a hybrid step, decode alone. A reader's next token within its ITL is worth
+one, a first token the more the earlier it is expected before it is due (`demand`); a stutter costs, and so does being
+behind the pace of the TPOT, by how long it takes to catch up and how likely the answer is to end meanwhile. Of ways of equal worth
 the one that can be kept up is taken, then the one that gets the most work done, then the present one.
 
 Bounds that hold whatever the load: a started forward is paused for at most `PAUSE` TTFT objectives (and one layer
@@ -47,9 +48,10 @@ GROUP = 0.12
 """A layer group takes at most this share of the TPOT objective..."""
 LEAST_GROUP_S = 2e-3
 """...but need not be shorter than this."""
-CREDIT = 8.0
-"""A reader may fall behind the pace by what so many steps on the whole device would make good again, unless somebody
-who waits is late already: then there will be no time for that."""
+ENDS = 1 / 128
+"""Share of answers that end at any one token: whoever is behind the pace then has missed its TPOT."""
+HOPELESS = 128.0
+"""A reader who needs more steps than this on the whole device to catch up counts as lost."""
 WIDEN = 1.02
 """A lone decode gets all units if they speed it up by more than this."""
 
@@ -233,9 +235,14 @@ class Smpart:
         shape = head.shape if head.pieces else forwards[-1].shape
         options = self._costs.options(predictor, len(readers.tuple), context, shape, self._proper, snapshot.units)
         begin = max(snapshot.now, snapshot.decode_lane.busy_until)
-        credit = CREDIT if line.saved == len(line.rows) else 0.0
+        paces, price = [], 0.0
         if self._variant.slack:
-            due = readers.due(snapshot.table, begin, options.alone.upper, credit)
+            due = readers.latest(snapshot.table, begin, options.alone.upper)
+            if readers.tpot > options.alone.mean:
+                gain = max(readers.tpot - options.alone.mean, 0.1 * readers.tpot)
+                pace = readers.pace(snapshot.table)
+                pace.sort()
+                paces, price = pace[pace.searchsorted(begin - HOPELESS * gain) :].tolist(), ENDS / gain
         else:
             due = np.full(len(readers.tuple), begin + max(readers.tpot, 1.15 * options.alone.upper))
         due.sort()
@@ -247,6 +254,8 @@ class Smpart:
             weight = [len(forward.rows) for forward in forwards] + weight
         demand = Demand(
             due.tolist(),
+            paces,
+            price,
             readers.tpot,
             self._waited(snapshot, readers),
             work,
