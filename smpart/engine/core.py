@@ -71,6 +71,7 @@ class EngineCore:
         self._census = Census(self.state.table)
         self._seeds = np.random.default_rng(seed)
         self._dirty = False
+        self._steady = False
         self._valid_until: float | None = None
         self._epoch = lanes.epoch
 
@@ -178,7 +179,7 @@ class EngineCore:
         if self.state.lanes.epoch != self._epoch:
             self._epoch = self.state.lanes.epoch
             self.state.lose_memory()
-        launched = self._decide()
+        launched = self._go_on()
         if not launched and until is None:
             self._refuse_to_stall()
         finished, self.state.finished = self.state.finished, []
@@ -186,9 +187,20 @@ class EngineCore:
 
     # ---- one decision
 
+    def _go_on(self) -> bool:
+        """Let a steady step follow itself, or decide; whether anything was launched or freed."""
+        launched, expired = False, self._valid_until is not None and self._valid_until <= self.now()
+        if self._steady and self._census.holds and not expired:
+            while self._launcher.room(Side.DECODE):
+                if not self._launcher.again():
+                    return self._decide() or launched
+                launched = True
+            return launched
+        return self._decide()
+
     def _decide(self) -> bool:
         """Plan, and plan again while the last plan freed something or left room behind its own launch."""
-        acted = False
+        acted = self._steady = False
         for _ in range(_ROUNDS):
             self._note_readiness()
             if not self.state.requests or not any(self._launcher.room(side) for side in Side):
@@ -200,6 +212,7 @@ class EngineCore:
             acted |= self.state.pull(plan.pull)
             launched = self._launch_all(plan)
             acted |= freed or bool(launched)
+            self._steady = plan.steady and launched == [Side.DECODE] and self._launcher.cohort is not None
             if not (any(self._launcher.room(side) for side in launched) or (freed and not launched)):
                 break
         return acted

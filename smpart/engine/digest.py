@@ -59,7 +59,7 @@ class Digest:
     def _step_done(self, flight: Flight, completion: Completion) -> None:
         state, result = self._state, completion.result
         table = state.table
-        rows = np.asarray(flight.rows, dtype=np.intp)
+        rows = flight.rows
         table.flying[rows] -= 1
         table.ahead[rows] -= 1
         tokens = result.tokens.tolist()
@@ -138,7 +138,8 @@ class Digest:
     def _fail(self, flight: Flight, fault: LaneFault) -> None:
         """The body raised: the requests of this forward end with an error, others go on."""
         state, table = self._state, self._state.table
-        for row in flight.rows:
+        rows = flight.rows.tolist()
+        for row in rows:
             table.flying[row] -= 1
             table.ahead[row] -= 1
         if flight.forward is not None:
@@ -148,7 +149,7 @@ class Digest:
             for part in flight.parts:
                 table.flying[part.row] -= 1
                 table.ahead[part.row] -= part.sample
-        for row in (*flight.rows, *(part.row for part in flight.parts)):
+        for row in (*rows, *(part.row for part in flight.parts)):
             if row in state.requests:
                 state.end(row, FinishReason.ERROR, fault.message)
             else:
@@ -165,7 +166,7 @@ class Digest:
         for flight in reversed(track.flights):
             state.line.completed(flight.work.id)
             state.log.lost_works += 1
-            for row in flight.rows:
+            for row in flight.rows.tolist():
                 table.computed[row] -= 1
                 table.ahead[row] -= 1
                 table.flying[row] -= 1

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from smpart.partition import Completion, Shape, Work
+from smpart.runtime.batch import Rows
 from smpart.scheduler.snapshot import ForwardView
 
 
@@ -36,6 +41,23 @@ class Forward:
 
 
 @dataclass(eq=False, slots=True)
+class Cohort:
+    """Decode rows that step together, and what stays as it is from one step of theirs to the next.
+
+    Attributes:
+        rows: in batch order.
+        slots: their board slots.
+        body: that which knows all their samplers (see `Lanes.body`).
+        left: steps until the first of them reaches its output limit.
+    """
+
+    rows: NDArray[np.intp]
+    slots: Rows
+    body: Hashable
+    left: int
+
+
+@dataclass(eq=False, slots=True)
 class Flight:
     """One launched work and what to do when it lands.
 
@@ -50,7 +72,7 @@ class Flight:
     """
 
     work: Work
-    rows: tuple[int, ...]
+    rows: NDArray[np.intp]
     parts: tuple[Part, ...]
     forward: Forward | None
     last: bool

@@ -88,6 +88,13 @@ class Residency:
         grown: NDArray[np.intp] = rows[np.asarray(kept, dtype=bool)]
         return grown
 
+    def grow_all(self, rows: NDArray[np.intp]) -> bool:
+        """Blocks for one more token of each row; False, and nothing changed, if there are not enough for all."""
+        full = rows[self.table.computed.take(rows) >= self.table.blocks.take(rows) * self.pool.block_tokens].tolist()
+        if full and len(full) > self._blocks[full[0]].pool.free:
+            return False
+        return all(self.ensure(row, int(self.table.computed[row]) + 1) for row in full)
+
     def cross(self, row: int, blocks: BlockTable) -> None:
         """A row's KV lies in other blocks, of another memory, from now on: give the old ones back."""
         self._blocks[row].release()
