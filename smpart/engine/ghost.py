@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from smpart.partition import Side
-from smpart.runtime.batch import NO_ROWS, Batch, Segment, StepResult
+from smpart.runtime.batch import NO_ROWS, Batch, Rows, Segment, StepResult
 
 
 class GhostBody:
@@ -25,12 +26,19 @@ class GhostBody:
         if payload.layers is not None:
             self._paused[payload.forward] = batch
             return StepResult(False, NO_ROWS, NO_ROWS)
+        if not batch.chunks:
+            return StepResult(True, batch.decode_slots, _ones(len(batch.decode_slots)))
         sampling = [chunk.slot for chunk in batch.chunks if chunk.sample]
         slots = np.concatenate([batch.decode_slots, np.asarray(sampling, dtype=np.int32)])
-        return StepResult(True, slots, np.ones(len(slots), dtype=np.int32))
+        return StepResult(True, slots, _ones(len(slots)))
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+@cache
+def _ones(count: int) -> Rows:
+    return np.ones(count, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smpart.engine.flight import Cohort, Flight, Forward, Part
+from smpart.engine.request import Request
 from smpart.engine.state import PREFILL, RUNNING, WAITING, EngineState
 from smpart.partition import Shape, Side, Split, Work
 from smpart.runtime.batch import NO_ROWS, Batch, Chunk, Sampler, Segment
@@ -36,6 +37,7 @@ class Launcher:
         self.lead = lead_s
         self.max_paused = max_paused
         self.cohort: Cohort | None = None
+        self._nobody = Cohort(state.table, _NOBODY)
 
     def room(self, side: Side) -> int:
         """Works that may be launched on a lane now: 1 if it is idle or about to be, otherwise 0."""
@@ -57,11 +59,11 @@ class Launcher:
         if not len(rows) and not parts:
             return False
         samplers = self._new_samplers(Side.DECODE, split, rows, parts)
-        cohort = Cohort(rows, table.slot.take(rows), self.state.lanes.body(Side.DECODE, split), 0)
+        cohort = Cohort(table, rows, self.state.lanes.body(Side.DECODE, split))
         self._step(split, cohort, parts, samplers)
         if len(rows) == len(asked) and not parts:
             self.cohort = cohort
-            cohort.left = int((table.max_tokens.take(rows) - table.outputs.take(rows) - table.ahead.take(rows)).min())
+            cohort.left = int((table.max_tokens[rows] - table.outputs[rows] - table.ahead[rows]).min())
         for part in parts:
             table.flying[part.row] += 1
             if part.sample:  # the next step on this lane may already decode it: works of one lane run in order
@@ -70,33 +72,38 @@ class Launcher:
         return True
 
     def again(self) -> bool:
-        """Launch the last step once more, of the same rows, which must all be there still; whether it was launched.
+        """Launch the last step once more, on a lane that has room, of the same rows, which must all be there still.
 
-        It is not where a row has reached its output limit or finds no block.
+        False, and nothing changed, where a row has reached its output limit or finds no block.
         """
-        cohort, split = self.cohort, self._grant(Side.DECODE)
+        cohort, split = self.cohort, self.state.line.grant(Side.DECODE)
         if cohort is None or split is None or not cohort.left or not self.state.residency.grow_all(cohort.rows):
             return False
         body, samplers = self.state.lanes.body(Side.DECODE, split), _KNOWN
         if body != cohort.body:
             cohort.body, samplers = body, self._new_samplers(Side.DECODE, split, cohort.rows, ())
-        self._step(split, cohort, (), samplers)
+        if cohort.readers is None:
+            cohort.readers = self._readers(cohort.rows)
         cohort.left -= 1
+        self._step(split, cohort, (), samplers)
         return True
+
+    def _readers(self, rows: NDArray[np.intp]) -> list[Request]:
+        """The requests of rows if all are unwatched and none feeds the prefix cache, else nobody."""
+        requests = [self.state.requests[row] for row in rows.tolist()]
+        plain = all(request.unwatched for request in requests) and not self.state.residency.feeds(rows.tolist())
+        return requests if plain else []
 
     def _step(self, split: Split, cohort: Cohort, parts: tuple[Part, ...], samplers: dict[int, Sampler]) -> None:
         """Launch a step of rows that have their blocks."""
-        table, rows = self.state.table, cohort.rows
-        positions = table.computed.take(rows)
-        shape = Shape.decode(len(rows), int(positions.sum()) + len(rows))
+        positions = self.state.table.computed[cohort.rows]
+        shape = Shape.decode(len(cohort), int(np.add.reduce(positions)) + len(cohort))
         if parts:
             shape = shape.join(Shape.prefill((p.length, p.start) for p in parts))
         batch = Batch(cohort.slots, positions, self._chunks(parts))
         segment = Segment(next(self.state.numbers), batch, samplers=samplers)
-        self._launch(Side.DECODE, split, shape, 1.0, segment, rows, parts, None, last=True)
-        table.computed[rows] = positions + 1
-        table.ahead[rows] += 1
-        table.flying[rows] += 1
+        self._launch(Side.DECODE, split, shape, 1.0, segment, cohort, parts, None, last=True)
+        cohort.launched()
 
     def start(self, start: StartPrefill) -> bool:
         """Start a prefill forward and launch its first layer group; whether it was launched."""
@@ -126,7 +133,9 @@ class Launcher:
         forward.layers_left -= count
         forward.inflight += 1
         fraction = count / self.layers
-        self._launch(Side.PREFILL, split, forward.shape, fraction, segment, _NOBODY, forward.parts, forward, last=last)
+        self._launch(
+            Side.PREFILL, split, forward.shape, fraction, segment, self._nobody, forward.parts, forward, last=last
+        )
         return True
 
     def _launch(
@@ -136,21 +145,24 @@ class Launcher:
         shape: Shape,
         fraction: float,
         segment: Segment,
-        rows: NDArray[np.intp],
+        cohort: Cohort,
         parts: tuple[Part, ...],
         forward: Forward | None,
         *,
         last: bool,
     ) -> None:
-        track, neighbour = self.state.tracks[side], self.state.beside(side)
-        work = Work(next(self.state.numbers), side, split, shape, fraction, segment)
-        mean = self.state.predictor.predict(shape, work.units, neighbour).mean * fraction
-        begins = max(self.state.lanes.now(), track.flights[-1].expected) if track.flights else self.state.lanes.now()
-        flight = Flight(work, rows, parts, forward, last, begins + mean, track.ready_since, bool(track.flights))
+        state, track = self.state, self.state.tracks[side]
+        work = Work(next(state.numbers), side, split, shape, fraction, segment)
+        begins, follows = state.lanes.now(), bool(track.flights)
+        if follows:
+            begins = max(begins, track.flights[-1].expected)
+        mean = state.predictor.predict(shape, split.units(side), state.beside(side)).mean * fraction
+        plain = cohort.left > 0 and bool(cohort.readers)
+        flight = Flight(work, cohort, parts, forward, last, begins + mean, track.ready_since, follows, plain)
         track.flights.append(flight)
         track.ready_since = None
-        self.state.line.launched(work.id, side, split)
-        self.state.lanes.launch(work)
+        state.line.launched(work.id, side, split)
+        state.lanes.launch(work)
 
     def _grant(self, side: Side) -> Split | None:
         return self.state.line.grant(side) if self.room(side) else None

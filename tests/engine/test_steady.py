@@ -63,19 +63,19 @@ def make(policy: Policy, lead: float) -> EngineCore:
 
 
 def serve(core: EngineCore, seed: int) -> list[Request]:
-    """Requests at random moments, some cancelled at others; memory and slots run out now and then."""
+    """Requests at random moments, at some of which another is cancelled; memory and slots run out now and then."""
     rng = np.random.default_rng(seed)
     moments = np.cumsum(rng.exponential(0.02, 24)).tolist()
     requests = [
         ask(i, prompt, int(rng.integers(1, 90)), arrival=moment)
         for i, (prompt, moment) in enumerate(zip(prompts(rng, 24, 120), moments, strict=True))
     ]
-    events = [(request.arrival, core.add, request) for request in requests]
-    events += [(moments[i] + 0.03, core.cancel, requests[i]) for i in rng.integers(0, 24, 4).tolist()]
-    for moment, act, request in sorted(events, key=lambda event: event[0]):
-        while core.now() < moment:
-            core.turn(moment)
-        act(request)
+    for request in requests:
+        while core.now() < request.arrival:
+            core.turn(request.arrival)
+        core.add(request)
+        if rng.random() < 0.2:
+            core.cancel(requests[int(rng.integers(0, request.id + 1))])
     drain(core)
     assert_nothing_held(core)
     return requests
