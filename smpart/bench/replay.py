@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from smpart.engine.log import RunLog
 from smpart.engine.request import FinishReason, Request
@@ -102,8 +102,7 @@ class Replay:
     reachable: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """How far a replay is; shown while it runs."""
 
     seconds: float

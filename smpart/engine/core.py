@@ -29,6 +29,8 @@ from smpart.scheduler.snapshot import LaneView, Snapshot
 _ROUNDS = 4
 """Plans made for one event at most: each launches at most one work a lane."""
 
+_SIDES = tuple(Side)
+
 
 class EngineCore:
     """Serves requests on a pair of lanes under a policy. Not thread-safe: one thread calls it.
@@ -203,7 +205,7 @@ class EngineCore:
         acted = self._steady = False
         for _ in range(_ROUNDS):
             self._note_readiness()
-            if not self.state.requests or not any(self._launcher.room(side) for side in Side):
+            if not self.state.requests or not any(map(self._launcher.room, _SIDES)):
                 break
             begun = perf_counter()
             plan = self.policy.plan(self._snapshot())
@@ -301,10 +303,10 @@ class EngineCore:
                 track.ready_since = self.now()
 
     def _has_work(self, side: Side) -> bool:
-        state = self.state.table.state
+        states = self.state.table.state.tobytes()
         if side is Side.DECODE:
-            return bool((state == RUNNING).any())
-        return bool(self.state.forwards) or bool(((state == PREFILL) | (state == WAITING)).any())
+            return RUNNING in states
+        return bool(self.state.forwards) or PREFILL in states or WAITING in states
 
     def _refuse_to_stall(self) -> None:
         if self.state.requests and not self.state.busy() and self._valid_until is None and not self.state.finished:

@@ -25,14 +25,17 @@ class Digest:
         for completion in completions:
             side = completion.work.side
             track = self._state.tracks[side]
-            flight = next((f for f in track.flights if f.work.id == completion.work.id), None)
-            if flight is None:  # its lane was lost and everything on it undone
+            number = completion.work.id
+            for flight in track.flights:
+                if flight.work.id == number:
+                    break
+            else:  # its lane was lost and everything on it undone
                 continue
             if completion.fault is not None and completion.fault.lost:
                 self._lose_lane(side)
                 continue
             track.flights.remove(flight)
-            self._state.line.completed(completion.work.id)
+            self._state.line.completed(number)
             self._log(completion, flight, track)
             if completion.fault is not None:
                 self._fail(flight, completion.fault)

@@ -55,34 +55,34 @@ class Cohort:
             looked at yet.
     """
 
-    __slots__ = ("_change", "_landed", "_launched", "_table", "body", "left", "readers", "rows", "slots")
+    __slots__ = ("_landed", "_launched", "_table", "body", "left", "readers", "rows", "slots")
 
     def __init__(self, table: RequestTable, rows: NDArray[np.intp], body: Hashable = None) -> None:
         self.rows, self.slots, self.body = rows, table.slot[rows], body
         self.readers: list[Request] | None = None
         self.left = 0
         self._table = table
-        self._launched = table.places(rows, ("computed", "ahead", "flying"))
-        self._landed = table.places(rows, ("known", "outputs", "ahead", "flying"))
-        self._change = np.tile(_LANDED, len(rows))
+        self._launched, self._landed = table.places(rows, _LAUNCHED), table.places(rows, _LANDED)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def launched(self) -> None:
         """A step of theirs is on its way."""
-        self._table.add(self._launched, 1)
+        self._table.add(self._launched, _LAUNCH)
 
     def landed(self) -> None:
         """One has come back, with a token each."""
-        self._table.add(self._landed, self._change)
+        self._table.add(self._landed, _LAND)
 
     def none_leaves(self) -> bool:
         """Whether all of them decode on."""
         return self._table.state[self.rows].tobytes().count(_RUNNING) == len(self.rows)
 
 
-_LANDED = np.array([1, 1, -1, -1], dtype=np.int32)
+_LAUNCHED, _LAUNCH = RequestTable.stepped("computed", "ahead", "flying"), np.array([1, 1, 1], dtype=np.int32)
+_LANDED = RequestTable.stepped("known", "outputs", "ahead", "flying")
+_LAND = np.array([1, 1, -1, -1], dtype=np.int32)
 _RUNNING = int(State.RUNNING)
 
 

@@ -17,6 +17,7 @@ class GhostBody:
 
     def __init__(self, side: Side) -> None:
         self._paused: dict[int, Batch] = {}
+        self._last = StepResult(True, NO_ROWS, NO_ROWS)
 
     def run(self, payload: Segment) -> StepResult:
         """The `StepResult` of a segment, with made-up tokens."""
@@ -27,7 +28,9 @@ class GhostBody:
             self._paused[payload.forward] = batch
             return StepResult(False, NO_ROWS, NO_ROWS)
         if not batch.chunks:
-            return StepResult(True, batch.decode_slots, _ones(len(batch.decode_slots)))
+            if batch.decode_slots is not self._last.slots:  # else the same rows again: the same answer
+                self._last = StepResult(True, batch.decode_slots, _ones(len(batch.decode_slots)))
+            return self._last
         sampling = [chunk.slot for chunk in batch.chunks if chunk.sample]
         slots = np.concatenate([batch.decode_slots, np.asarray(sampling, dtype=np.int32)])
         return StepResult(True, slots, _ones(len(slots)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -118,14 +117,19 @@ class RequestTable:
         found = np.flatnonzero(self.state == state)
         return found[np.argsort(self.seq[found], kind="stable")]
 
-    def places(self, rows: NDArray[np.intp], columns: Sequence[str]) -> NDArray[np.intp]:
-        """Where `add` finds those columns of those rows, row by row: intp[rows * columns]; good for ever."""
-        found: NDArray[np.intp] = np.add.outer(rows * len(self._STEPPED), [self._STEPPED.index(c) for c in columns])
-        return found.ravel()
+    @classmethod
+    def stepped(cls, *columns: str) -> NDArray[np.intp]:
+        """Some of the columns that every step changes, as `places` takes them."""
+        return np.array([cls._STEPPED.index(column) for column in columns], dtype=np.intp)
 
-    def add(self, places: NDArray[np.intp], amounts: NDArray[np.int32] | int) -> None:
-        """Add to every place (each there once)."""
-        self._stepped[places] += amounts
+    def places(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Where `add` finds columns (`stepped`) of rows: intp[rows, columns]; good for ever."""
+        found: NDArray[np.intp] = rows[:, None] * len(self._STEPPED) + columns
+        return found
+
+    def add(self, places: NDArray[np.intp], amounts: NDArray[np.int32]) -> None:
+        """Add an amount a column, int32[columns], in places of which none is there twice."""
+        self._together[places] += amounts
 
     def _interleave(self, capacity: int) -> None:
         """Move what steps change into one array, of which the columns become views."""
@@ -133,7 +137,7 @@ class RequestTable:
         for place, name in enumerate(self._STEPPED):
             together[:, place] = getattr(self, name)
             setattr(self, name, together[:, place])
-        self._stepped = together.reshape(-1)
+        self._together = together.reshape(-1)
 
     def _grow(self) -> None:
         old = len(self.state)
