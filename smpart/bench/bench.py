@@ -132,11 +132,12 @@ class Chosen:
 
 
 class Task(NamedTuple):
-    """One run: a policy at a rate (None: the trace's own times) on a seed."""
+    """One run: a policy at a rate (None: the trace's own times) on a seed, cut short when `least` is out of reach."""
 
     policy: str
     rate: float | None
     seed: int
+    least: float = 0.0
 
 
 class Bench:
@@ -189,7 +190,9 @@ class Bench:
         with self._watcher(f"{policy} @ {load.rate:.3g} req/s, seed {task.seed}") as watch:
             jobs = self._jobs(load, task.seed)
             spec = self.chosen.specs[policy]
-            return run(self.deployment, policy, slo, load, jobs, spec=spec, seed=task.seed, watch=watch)
+            return run(
+                self.deployment, policy, slo, load, jobs, spec=spec, seed=task.seed, watch=watch, least=task.least
+            )
 
     def _choose(self) -> Chosen:
         """Measure, where something is to be fitted to the machine."""

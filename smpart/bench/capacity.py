@@ -22,11 +22,14 @@ class Trial:
     Attributes:
         attainment: mean share of requests that met every objective.
         grows: whether the queue grew for most seeds.
+        cut: a replay was cut short because the rate had failed: the attainment is an upper bound, and what `grows` says
+            of the queue is not known.
     """
 
     rate: float
     attainment: float
     grows: bool
+    cut: bool = False
 
     def holds(self, target: float) -> bool:
         """Whether this rate is within capacity."""
@@ -76,6 +79,15 @@ def search(
     return Capacity(low, tuple(trials))
 
 
+def hopeless_below(target: float, seeds: int) -> float:
+    """The attainment of one seed below which the mean cannot reach `target`, were all others perfect; 0: there is none.
+
+    >>> hopeless_below(0.9, 1), hopeless_below(0.9, 3), hopeless_below(0.9, 10)
+    (0.9, 0.7, 0.0)
+    """
+    return max(0.0, round(1.0 - seeds * (1.0 - target), 9))
+
+
 def at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None]) -> Iterator[Run]:
     """Each policy's run at its capacity (the first target's; at the lowest rate tried if none held).
 
@@ -92,16 +104,19 @@ def at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None]) -> Iterato
 def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: str) -> Run:
     options, trials = bench.options, dict[float, Trial]()
     seeds = range(options.source.seed, options.source.seed + options.repeat)
+    least = hopeless_below(min(options.attainment), len(seeds))
 
     def attempt(rate: float) -> Trial:
         if rate not in trials:
-            shares, growing = [], 0
-            for made in crew.runs([Task(policy, rate, seed) for seed in seeds]):
+            shares, growing, cut = [], 0, False
+            for made in crew.runs([Task(policy, rate, seed, least) for seed in seeds]):
                 shares.append(attainment(made.replay, made.slo))
                 growing += backlog_grows(made.replay)
-            trials[rate] = trial = Trial(rate, fmean(shares), 2 * growing > len(shares))
+                cut |= made.replay.reachable is not None
+            trials[rate] = trial = Trial(rate, fmean(shares), 2 * growing > len(shares), cut)
             queue = "the queue grows" if trial.grows else "the queue does not grow"
-            say(f"{policy} at {rate:.4g} req/s: attainment {trial.attainment:.1%}, {queue}")
+            said = f"at most {trial.attainment:.1%}, cut short" if trial.cut else f"{trial.attainment:.1%}, {queue}"
+            say(f"{policy} at {rate:.4g} req/s: attainment {said}")
         return trials[rate]
 
     found: dict[float, float] = {}
@@ -110,8 +125,14 @@ def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: s
         found[target] = search(attempt, guess, target=target).rate
     rate = found[options.attainment[0]]
     (best,) = crew.runs([Task(policy, rate or min(trials), seeds[0])])
-    tried = [{"rate": t.rate, "slo_attainment": t.attainment, "queue_grows": t.grows} for t in trials.values()]
+    tried = [_told(trial) for trial in trials.values()]
     capacities = {f"{target:g}": held for target, held in found.items()}
     per_gpu = rate / cast(int, best.record["gpus"])
     searched = {"capacity_rps": rate, "capacity_per_gpu_rps": per_gpu, "capacities": capacities, "trials": tried}
     return replace(best, record={**best.record, **searched})
+
+
+def _told(trial: Trial) -> dict[str, object]:
+    """A trial in the record of a run."""
+    grows = None if trial.cut else trial.grows
+    return {"rate": trial.rate, "slo_attainment": trial.attainment, "queue_grows": grows, "cut": trial.cut}

@@ -47,7 +47,9 @@ def met(served: Served, slo: SLO) -> bool:
 
 
 def attainment(replay: Replay, slo: SLO) -> float:
-    """Share of all submitted requests that met every objective."""
+    """Share of all submitted requests that met every objective; of a replay cut short, what was still possible."""
+    if replay.reachable is not None:
+        return replay.reachable
     return sum(met(s, slo) for s in replay.served) / len(replay.served)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from smpart.engine.log import RunLog
 from smpart.engine.request import FinishReason, Request
@@ -37,6 +37,17 @@ class Core(Protocol):
         """Wait, plan, launch; the requests that ended."""
 
 
+class Judge(Protocol):
+    """Tells whether a replay is still of use."""
+
+    @property
+    def reachable(self) -> float:
+        """Attainment that is still possible."""
+
+    def lost(self, seconds: float, begun: Callable[[int], bool], ended: Iterable[Served]) -> bool:
+        """Whether to cut it short; asked after each turn with the time, who has had a token, and who has ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request to come: when (seconds from the start of the replay), and what."""
@@ -54,7 +65,7 @@ class Served:
     Attributes:
         due_s: when it was due; TTFT counts from here, whenever the loop took it in.
         times_s: when each output token was read.
-        reason: ``stop``, ``length``, ``refused`` or ``error``.
+        reason: ``stop``, ``length``, ``refused`` or ``error``; ``cancelled`` if the replay was cut short before.
     """
 
     index: int
@@ -81,16 +92,17 @@ class Replay:
     Attributes:
         started: the core's clock at the first possible arrival; spans of `log` are on that clock.
         seconds: from there to the last request's end.
+        reachable: the attainment that was still possible when it was cut short; None: it was not.
     """
 
     served: tuple[Served, ...]
     log: RunLog
     started: float
     seconds: float
+    reachable: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """How far a replay is; shown while it runs."""
 
     seconds: float
@@ -102,7 +114,13 @@ class Status:
 _STUCK_TURNS = 100_000
 
 
-def replay(core: Core, jobs: Sequence[Job], slo: SLO, watch: Callable[[Status], None] | None = None) -> Replay:
+def replay(
+    core: Core,
+    jobs: Sequence[Job],
+    slo: SLO,
+    watch: Callable[[Status], None] | None = None,
+    judge: Judge | None = None,
+) -> Replay:
     """Give `core` every job when it is due and wait for all of them.
 
     Args:
@@ -110,6 +128,7 @@ def replay(core: Core, jobs: Sequence[Job], slo: SLO, watch: Callable[[Status], 
         jobs: in order of `due_s`.
         slo: every request's objective.
         watch: called after each turn of the loop.
+        judge: may cut it short; whoever has not ended by then is cancelled.
 
     Raises:
         SmpartError: the core stays busy without its clock moving on.
@@ -120,30 +139,50 @@ def replay(core: Core, jobs: Sequence[Job], slo: SLO, watch: Callable[[Status], 
         Request(i, job.prompt, job.params, slo, hashes=job.hashes, arrival=started + job.due_s)
         for i, job in enumerate(jobs)
     ]
+    cut = False
     try:
-        _drive(core, requests, started, watch)
+        cut = _drive(core, requests, jobs, started, watch, judge)
     except KeyboardInterrupt:
         _abort(core, requests)
         raise
+    if cut:
+        _abort(core, requests)
     served = tuple(_served(request, job, started) for request, job in zip(requests, jobs, strict=True))
     ends = [s.times_s[-1] if s.times_s else s.due_s for s in served]
-    return Replay(served, core.log, started, max(ends, default=0.0))
+    reachable = judge.reachable if cut and judge is not None else None
+    return Replay(served, core.log, started, max(ends, default=0.0), reachable)
 
 
-def _drive(core: Core, requests: list[Request], started: float, watch: Callable[[Status], None] | None) -> None:
+def _drive(
+    core: Core,
+    requests: list[Request],
+    jobs: Sequence[Job],
+    started: float,
+    watch: Callable[[Status], None] | None,
+    judge: Judge | None,
+) -> bool:
+    """Serve all requests; whether the judge has ended it before."""
     upcoming = ended = still = 0
     while upcoming < len(requests) or not core.idle:
         before = core.now()
+        refused = []
         while upcoming < len(requests) and _due(requests[upcoming]) <= before:
-            ended += not _add(core, requests[upcoming])
+            if not _add(core, requests[upcoming]):
+                refused.append(requests[upcoming])
             upcoming += 1
-        finished = core.turn(_due(requests[upcoming]) if upcoming < len(requests) else None)
-        ended += len(finished)
-        still = 0 if finished or core.now() > before else still + 1
+        gone = refused + core.turn(_due(requests[upcoming]) if upcoming < len(requests) else None)
+        ended += len(gone)
+        now = core.now()
+        still = 0 if gone or now > before else still + 1
         if still > _STUCK_TURNS:
             raise SmpartError(f"replay: {len(requests) - ended} requests are left and the clock does not move on")
         if watch is not None:
-            watch(Status(core.now() - started, upcoming, ended, len(requests)))
+            watch(Status(now - started, upcoming, ended, len(requests)))
+        if judge is not None:
+            last = [_served(request, jobs[request.id], started) for request in gone]
+            if judge.lost(now - started, lambda index: bool(requests[index].times), last):
+                return True
+    return False
 
 
 def _due(request: Request) -> float:
@@ -166,6 +205,8 @@ def _abort(core: Core, requests: list[Request]) -> None:
         core.cancel(request)
     while not core.idle:
         core.turn(None)
+    for request in requests:
+        request.finish(FinishReason.CANCELLED)
 
 
 def _served(request: Request, job: Job, started: float) -> Served:

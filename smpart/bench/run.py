@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from smpart.bench.load import Load
 from smpart.bench.metrics import Summary, summarise
+from smpart.bench.prospect import Prospect
 from smpart.bench.replay import Job, Replay, Status, replay
 from smpart.engine.deployment import Deployment
 from smpart.scheduler.slo import SLO
@@ -34,15 +35,17 @@ def run(
     seed: int,
     spec: str | None = None,
     watch: Callable[[Status], None] | None = None,
+    least: float = 0.0,
 ) -> Run:
     """Replay `jobs` (the prompts of `load`) under one policy on a fresh core.
 
     Args:
         policy: its name in the record.
         spec: the policy with its argument, where that is not part of the name.
+        least: the replay is cut short when it can no longer reach this attainment.
     """
     core = deployment.core(spec or policy, slo, seed=seed)
-    result = replay(core, jobs, slo, watch)
+    result = replay(core, jobs, slo, watch, Prospect(jobs, slo, least) if least else None)
     record: Summary = {
         "policy": policy,
         "spec": spec or policy,

@@ -18,11 +18,15 @@ class Census:
         self._seen: tuple[int, bytes] = (-1, b"")
         self._running = self._prefilling = self.waiting = np.zeros(0, dtype=np.intp)
 
+    @property
+    def holds(self) -> bool:
+        """Whether no row has come, left or changed its state since the last look."""
+        return self._seen == (self._table.arrivals, self._table.state.tobytes())
+
     def look(self) -> None:
         """Bring it up to date."""
-        seen = self._table.arrivals, self._table.state.tobytes()
-        if seen != self._seen:
-            self._seen = seen
+        if not self.holds:
+            self._seen = self._table.arrivals, self._table.state.tobytes()
             state = self._table.state
             self._running, self._prefilling = self._rows(state == RUNNING), self._rows(state == PREFILL)
             self.waiting = self._rows(state == WAITING)

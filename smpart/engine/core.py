@@ -29,6 +29,8 @@ from smpart.scheduler.snapshot import LaneView, Snapshot
 _ROUNDS = 4
 """Plans made for one event at most: each launches at most one work a lane."""
 
+_SIDES = tuple(Side)
+
 
 class EngineCore:
     """Serves requests on a pair of lanes under a policy. Not thread-safe: one thread calls it.
@@ -71,6 +73,7 @@ class EngineCore:
         self._census = Census(self.state.table)
         self._seeds = np.random.default_rng(seed)
         self._dirty = False
+        self._steady = False
         self._valid_until: float | None = None
         self._epoch = lanes.epoch
 
@@ -178,7 +181,7 @@ class EngineCore:
         if self.state.lanes.epoch != self._epoch:
             self._epoch = self.state.lanes.epoch
             self.state.lose_memory()
-        launched = self._decide()
+        launched = self._go_on()
         if not launched and until is None:
             self._refuse_to_stall()
         finished, self.state.finished = self.state.finished, []
@@ -186,12 +189,23 @@ class EngineCore:
 
     # ---- one decision
 
+    def _go_on(self) -> bool:
+        """Let a steady step follow itself, or decide; whether anything was launched or freed."""
+        launched, expired = False, self._valid_until is not None and self._valid_until <= self.now()
+        if self._steady and self._census.holds and not expired:
+            while self._launcher.room(Side.DECODE):
+                if not self._launcher.again():
+                    return self._decide() or launched
+                launched = True
+            return launched
+        return self._decide()
+
     def _decide(self) -> bool:
         """Plan, and plan again while the last plan freed something or left room behind its own launch."""
-        acted = False
+        acted = self._steady = False
         for _ in range(_ROUNDS):
             self._note_readiness()
-            if not self.state.requests or not any(self._launcher.room(side) for side in Side):
+            if not self.state.requests or not any(map(self._launcher.room, _SIDES)):
                 break
             begun = perf_counter()
             plan = self.policy.plan(self._snapshot())
@@ -200,6 +214,7 @@ class EngineCore:
             acted |= self.state.pull(plan.pull)
             launched = self._launch_all(plan)
             acted |= freed or bool(launched)
+            self._steady = plan.steady and launched == [Side.DECODE] and self._launcher.cohort is not None
             if not (any(self._launcher.room(side) for side in launched) or (freed and not launched)):
                 break
         return acted
@@ -288,10 +303,10 @@ class EngineCore:
                 track.ready_since = self.now()
 
     def _has_work(self, side: Side) -> bool:
-        state = self.state.table.state
+        states = self.state.table.state.tobytes()
         if side is Side.DECODE:
-            return bool((state == RUNNING).any())
-        return bool(self.state.forwards) or bool(((state == PREFILL) | (state == WAITING)).any())
+            return RUNNING in states
+        return bool(self.state.forwards) or PREFILL in states or WAITING in states
 
     def _refuse_to_stall(self) -> None:
         if self.state.requests and not self.state.busy() and self._valid_until is None and not self.state.finished:

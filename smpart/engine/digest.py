@@ -10,6 +10,7 @@ from smpart.engine.log import Span
 from smpart.engine.request import FinishReason
 from smpart.engine.state import LEAVING, PREFILL, RUNNING, EngineState
 from smpart.partition import Completion, LaneFault, Shape, Side
+from smpart.predictor.estimate import NOTHING
 from smpart.runtime.batch import StepResult
 
 
@@ -24,14 +25,17 @@ class Digest:
         for completion in completions:
             side = completion.work.side
             track = self._state.tracks[side]
-            flight = next((f for f in track.flights if f.work.id == completion.work.id), None)
-            if flight is None:  # its lane was lost and everything on it undone
+            number = completion.work.id
+            for flight in track.flights:
+                if flight.work.id == number:
+                    break
+            else:  # its lane was lost and everything on it undone
                 continue
             if completion.fault is not None and completion.fault.lost:
                 self._lose_lane(side)
                 continue
             track.flights.remove(flight)
-            self._state.line.completed(completion.work.id)
+            self._state.line.completed(number)
             self._log(completion, flight, track)
             if completion.fault is not None:
                 self._fail(flight, completion.fault)
@@ -41,36 +45,39 @@ class Digest:
                 self._group_done(flight, completion)
 
     def _log(self, completion: Completion, flight: Flight, track: LaneTrack) -> None:
-        state, work = self._state, completion.work
+        state, work, shape = self._state, completion.work, completion.work.shape
+        started, finished = completion.started, completion.finished
         since = track.last_finished if flight.follows else flight.ready
-        kind = "hybrid" if work.shape.hybrid else "decode" if work.shape.decode_batch else "prefill"
-        span = Span(
-            work.side, completion.started, completion.finished, kind, work.shape.tokens, len(flight.rows), work.split
-        )
-        state.log.ran(span, completion.started - since if since is not None else 0.0)
-        neighbour: Shape | None = Shape()
+        kind = "hybrid" if shape.hybrid else "decode" if shape.decode_batch else "prefill"
+        span = Span(work.side, started, finished, kind, shape.tokens, len(flight.cohort), work.split)
+        state.log.ran(span, started - since if since is not None else 0.0)
+        neighbour: Shape | None = NOTHING
         if state.crossing is None:
-            neighbour = state.tracks[work.side.other].neighbour_of(completion.started, completion.finished)
+            neighbour = state.tracks[work.side.other].neighbour_of(started, finished)
         track.landed(completion)
-        track.ready_since = completion.finished if not track.flights else None
+        track.ready_since = finished if not track.flights else None
         if neighbour is not None and completion.fault is None:
-            state.predictor.observe(work.shape, work.units, neighbour, work.fraction, completion.seconds)
+            state.predictor.observe(shape, work.units, neighbour, work.fraction, finished - started)
 
     def _step_done(self, flight: Flight, completion: Completion) -> None:
-        state, result = self._state, completion.result
-        table = state.table
-        rows = np.asarray(flight.rows, dtype=np.intp)
-        table.flying[rows] -= 1
-        table.ahead[rows] -= 1
+        state, result, cohort = self._state, completion.result, flight.cohort
+        table, when = state.table, completion.finished
+        cohort.landed()
+        table.last_token[cohort.rows] = when
         tokens = result.tokens.tolist()
-        self._read_all(rows, tokens, completion.finished, result)
-        sampled = iter(tokens[len(flight.rows) :])
+        if flight.plain and cohort.none_leaves() and not (result.failures or result.logprobs):
+            for request, token in zip(cohort.readers or (), tokens, strict=True):
+                request.times.append(when)
+                request.token_ids.append(token)
+            return
+        self._read_all(cohort.rows, tokens, when, result)
+        sampled = iter(tokens[len(cohort) :])
         for part in flight.parts:
             table.flying[part.row] -= 1
             self._written(part)
             if part.sample:
                 table.ahead[part.row] -= 1
-                self._read_first(part.row, next(sampled), completion.finished, result)
+                self._read_first(part.row, next(sampled), when, result)
             else:
                 state.settle(part.row)
 
@@ -101,16 +108,17 @@ class Digest:
 
     def _read_first(self, row: int, token: int, when: float, result: StepResult) -> None:
         """The token sampled at the end of a row's prefill: its first one, unless the row was recomputed."""
-        if not self._state.table.outputs[row]:
-            self._state.table.first_token[row] = when
+        table = self._state.table
+        if not table.outputs[row]:
+            table.first_token[row] = when
+        table.last_token[row] = when
+        table.outputs[row] += 1
+        table.known[row] += 1
         self._read_all(np.array([row], dtype=np.intp), [token], when, result)
 
     def _read_all(self, rows: NDArray[np.intp], tokens: list[int], when: float, result: StepResult) -> None:
-        """Take one sampled token of each row, unless its request has ended (then the columns mean nothing)."""
+        """Give each row's request the token that the table counts already, unless it has ended."""
         state, table, requests = self._state, self._state.table, self._state.requests
-        table.last_token[rows] = when
-        table.outputs[rows] += 1
-        table.known[rows] += 1
         filled = (table.known[rows] % state.pool.block_tokens == 1).tolist()  # the token before filled its block
         leaving = (table.state[rows] == LEAVING).tolist()
         more = (table.outputs[rows] < table.max_tokens[rows]).tolist()
@@ -138,7 +146,8 @@ class Digest:
     def _fail(self, flight: Flight, fault: LaneFault) -> None:
         """The body raised: the requests of this forward end with an error, others go on."""
         state, table = self._state, self._state.table
-        for row in flight.rows:
+        rows = flight.cohort.rows.tolist()
+        for row in rows:
             table.flying[row] -= 1
             table.ahead[row] -= 1
         if flight.forward is not None:
@@ -148,7 +157,7 @@ class Digest:
             for part in flight.parts:
                 table.flying[part.row] -= 1
                 table.ahead[part.row] -= part.sample
-        for row in (*flight.rows, *(part.row for part in flight.parts)):
+        for row in (*rows, *(part.row for part in flight.parts)):
             if row in state.requests:
                 state.end(row, FinishReason.ERROR, fault.message)
             else:
@@ -165,7 +174,7 @@ class Digest:
         for flight in reversed(track.flights):
             state.line.completed(flight.work.id)
             state.log.lost_works += 1
-            for row in flight.rows:
+            for row in flight.cohort.rows.tolist():
                 table.computed[row] -= 1
                 table.ahead[row] -= 1
                 table.flying[row] -= 1

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from smpart.engine.request import Request
 from smpart.partition import Completion, Shape, Work
 from smpart.scheduler.snapshot import ForwardView
+from smpart.scheduler.table import RequestTable, State
+
+_NOTHING = Shape()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +43,73 @@ class Forward:
         return ForwardView(self.id, rows, lengths, self.shape, self.layers_left, self.inflight, self.started)
 
 
+class Cohort:
+    """Decode rows that step together, and what stays as it is from one step of theirs to the next.
+
+    Attributes:
+        rows: in batch order.
+        slots: their board slots.
+        body: that which knows all their samplers (see `Lanes.body`).
+        left: steps until the first of them reaches its output limit, those in flight not counted.
+        readers: their requests, if nothing is to be done for any of them but to note its token, else empty; None: not
+            looked at yet.
+    """
+
+    __slots__ = ("_landed", "_launched", "_table", "body", "left", "readers", "rows", "slots")
+
+    def __init__(self, table: RequestTable, rows: NDArray[np.intp], body: Hashable = None) -> None:
+        self.rows, self.slots, self.body = rows, table.slot[rows], body
+        self.readers: list[Request] | None = None
+        self.left = 0
+        self._table = table
+        self._launched, self._landed = table.places(rows, _LAUNCHED), table.places(rows, _LANDED)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def launched(self) -> None:
+        """A step of theirs is on its way."""
+        self._table.add(self._launched, _LAUNCH)
+
+    def landed(self) -> None:
+        """One has come back, with a token each."""
+        self._table.add(self._landed, _LAND)
+
+    def none_leaves(self) -> bool:
+        """Whether all of them decode on."""
+        return self._table.state[self.rows].tobytes().count(_RUNNING) == len(self.rows)
+
+
+_LAUNCHED, _LAUNCH = RequestTable.stepped("computed", "ahead", "flying"), np.array([1, 1, 1], dtype=np.int32)
+_LANDED = RequestTable.stepped("known", "outputs", "ahead", "flying")
+_LAND = np.array([1, 1, -1, -1], dtype=np.int32)
+_RUNNING = int(State.RUNNING)
+
+
 @dataclass(eq=False, slots=True)
 class Flight:
     """One launched work and what to do when it lands.
 
     Attributes:
-        rows: decode rows, in batch order.
+        cohort: the decode rows.
         parts: prefill parts (of the whole forward this is a group of).
         forward: the prefill forward this is a group of; None for a step.
         last: whether the forward ends with it.
         expected: predicted end, seconds.
         ready: since when the lane had work waiting and ran nothing; None if it had none.
         follows: launched behind another work of the same lane.
+        plain: a step at whose end no row of the cohort reaches its output limit.
     """
 
     work: Work
-    rows: tuple[int, ...]
+    cohort: Cohort
     parts: tuple[Part, ...]
     forward: Forward | None
     last: bool
     expected: float
     ready: float | None
     follows: bool
+    plain: bool
 
 
 @dataclass(slots=True)
@@ -79,7 +132,9 @@ class LaneTrack:
         A neighbour counts if it was there for four fifths of the time; under a fifth counts as nothing.
         """
         span = max(finished - started, 1e-9)
-        found, share = Shape(), 0.0
+        if not self.flights and not (self.past and self.past[-1].finished > started):
+            return _NOTHING
+        found, share = _NOTHING, 0.0
         for completion in reversed(self.past):
             if completion.finished <= started:
                 break
@@ -91,7 +146,7 @@ class LaneTrack:
             found = self.flights[0].work.shape
         if share >= 0.8:
             return found
-        return Shape() if share <= 0.2 else None
+        return _NOTHING if share <= 0.2 else None
 
     def landed(self, completion: Completion) -> None:
         """Remember a completion; only the recent past matters."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from smpart.engine.flight import Flight, Forward, Part
+from smpart.engine.flight import Cohort, Flight, Forward, Part
+from smpart.engine.request import Request
 from smpart.engine.state import PREFILL, RUNNING, WAITING, EngineState
 from smpart.partition import Shape, Side, Split, Work
 from smpart.runtime.batch import NO_ROWS, Batch, Chunk, Sampler, Segment
 from smpart.runtime.sampling import SamplingParams
 from smpart.scheduler.plan import Piece, StartPrefill, Step
 
-_NOBODY = Sampler(SamplingParams(), 1, 0)
+_GONE = Sampler(SamplingParams(), 1, 0)
+_NOBODY = np.zeros(0, dtype=np.intp)
+_KNOWN: dict[int, Sampler] = {}
+"""What a body that has met all requests must learn."""
 
 
 class Launcher:
@@ -21,6 +26,9 @@ class Launcher:
         layers: pieces that a prefill forward may be launched in: the model's decoder layers, or 1.
         lead_s: see `EngineCore`.
         max_paused: started and unfinished prefill forwards at once.
+
+    Attributes:
+        cohort: the rows of the last step, if it was a plain one and all that were asked for were in it.
     """
 
     def __init__(self, state: EngineState, layers: int, lead_s: float, max_paused: int) -> None:
@@ -28,6 +36,8 @@ class Launcher:
         self.layers = layers
         self.lead = lead_s
         self.max_paused = max_paused
+        self.cohort: Cohort | None = None
+        self._nobody = Cohort(state.table, _NOBODY)
 
     def room(self, side: Side) -> int:
         """Works that may be launched on a lane now: 1 if it is idle or about to be, otherwise 0."""
@@ -38,30 +48,62 @@ class Launcher:
 
     def step(self, step: Step) -> bool:
         """Launch a decode or hybrid step; whether it was launched."""
+        self.cohort = None
         split = self._grant(Side.DECODE)
         if split is None or (step.pieces and (not split.exclusive or self.state.forwards)):
             return False
         table = self.state.table
-        rows = self.state.residency.grow(np.asarray(step.rows, dtype=np.intp))
+        asked = np.asarray(step.rows, dtype=np.intp)
+        rows = self.state.residency.grow(asked)
         parts = tuple(part for piece in step.pieces if (part := self._place(piece)) is not None)
         if not len(rows) and not parts:
             return False
-        batch = Batch(table.slot[rows], table.computed[rows], self._chunks(parts))
-        context = int(table.computed[rows].sum()) + len(rows)
-        shape = Shape.decode(len(rows), context).join(Shape.prefill((p.length, p.start) for p in parts))
-        segment = Segment(
-            next(self.state.numbers), batch, samplers=self._new_samplers(Side.DECODE, split, rows.tolist(), parts)
-        )
-        self._launch(Side.DECODE, split, shape, 1.0, segment, tuple(rows.tolist()), parts, None, last=True)
-        table.computed[rows] += 1
-        table.ahead[rows] += 1
-        table.flying[rows] += 1
+        samplers = self._new_samplers(Side.DECODE, split, rows, parts)
+        cohort = Cohort(table, rows, self.state.lanes.body(Side.DECODE, split))
+        self._step(split, cohort, parts, samplers)
+        if len(rows) == len(asked) and not parts:
+            self.cohort = cohort
+            cohort.left = int((table.max_tokens[rows] - table.outputs[rows] - table.ahead[rows]).min())
         for part in parts:
             table.flying[part.row] += 1
             if part.sample:  # the next step on this lane may already decode it: works of one lane run in order
                 table.state[part.row] = RUNNING
                 table.ahead[part.row] = 1
         return True
+
+    def again(self) -> bool:
+        """Launch the last step once more, on a lane that has room, of the same rows, which must all be there still.
+
+        False, and nothing changed, where a row has reached its output limit or finds no block.
+        """
+        cohort, split = self.cohort, self.state.line.grant(Side.DECODE)
+        if cohort is None or split is None or not cohort.left or not self.state.residency.grow_all(cohort.rows):
+            return False
+        body, samplers = self.state.lanes.body(Side.DECODE, split), _KNOWN
+        if body != cohort.body:
+            cohort.body, samplers = body, self._new_samplers(Side.DECODE, split, cohort.rows, ())
+        if cohort.readers is None:
+            cohort.readers = self._readers(cohort.rows)
+        cohort.left -= 1
+        self._step(split, cohort, (), samplers)
+        return True
+
+    def _readers(self, rows: NDArray[np.intp]) -> list[Request]:
+        """The requests of rows if all are unwatched and none feeds the prefix cache, else nobody."""
+        requests = [self.state.requests[row] for row in rows.tolist()]
+        plain = all(request.unwatched for request in requests) and not self.state.residency.feeds(rows.tolist())
+        return requests if plain else []
+
+    def _step(self, split: Split, cohort: Cohort, parts: tuple[Part, ...], samplers: dict[int, Sampler]) -> None:
+        """Launch a step of rows that have their blocks."""
+        positions = self.state.table.computed[cohort.rows]
+        shape = Shape.decode(len(cohort), int(np.add.reduce(positions)) + len(cohort))
+        if parts:
+            shape = shape.join(Shape.prefill((p.length, p.start) for p in parts))
+        batch = Batch(cohort.slots, positions, self._chunks(parts))
+        segment = Segment(next(self.state.numbers), batch, samplers=samplers)
+        self._launch(Side.DECODE, split, shape, 1.0, segment, cohort, parts, None, last=True)
+        cohort.launched()
 
     def start(self, start: StartPrefill) -> bool:
         """Start a prefill forward and launch its first layer group; whether it was launched."""
@@ -85,13 +127,15 @@ class Launcher:
             return False
         count = forward.layers_left if layers is None else max(1, min(layers, forward.layers_left))
         last = count == forward.layers_left
-        samplers = self._new_samplers(Side.PREFILL, split, [], forward.parts) if last else {}
+        samplers = self._new_samplers(Side.PREFILL, split, _NOBODY, forward.parts) if last else {}
         segment = Segment(forward.id, batch, None if last else count, tuple(self.state.dropped), samplers)
         self.state.dropped.clear()
         forward.layers_left -= count
         forward.inflight += 1
         fraction = count / self.layers
-        self._launch(Side.PREFILL, split, forward.shape, fraction, segment, (), forward.parts, forward, last=last)
+        self._launch(
+            Side.PREFILL, split, forward.shape, fraction, segment, self._nobody, forward.parts, forward, last=last
+        )
         return True
 
     def _launch(
@@ -101,21 +145,24 @@ class Launcher:
         shape: Shape,
         fraction: float,
         segment: Segment,
-        rows: tuple[int, ...],
+        cohort: Cohort,
         parts: tuple[Part, ...],
         forward: Forward | None,
         *,
         last: bool,
     ) -> None:
-        track, neighbour = self.state.tracks[side], self.state.beside(side)
-        work = Work(next(self.state.numbers), side, split, shape, fraction, segment)
-        mean = self.state.predictor.predict(shape, work.units, neighbour).mean * fraction
-        begins = max(self.state.lanes.now(), track.flights[-1].expected) if track.flights else self.state.lanes.now()
-        flight = Flight(work, rows, parts, forward, last, begins + mean, track.ready_since, bool(track.flights))
+        state, track = self.state, self.state.tracks[side]
+        work = Work(next(state.numbers), side, split, shape, fraction, segment)
+        begins, follows = state.lanes.now(), bool(track.flights)
+        if follows:
+            begins = max(begins, track.flights[-1].expected)
+        mean = state.predictor.predict(shape, split.units(side), state.beside(side)).mean * fraction
+        plain = cohort.left > 0 and bool(cohort.readers)
+        flight = Flight(work, cohort, parts, forward, last, begins + mean, track.ready_since, follows, plain)
         track.flights.append(flight)
         track.ready_since = None
-        self.state.line.launched(work.id, side, split)
-        self.state.lanes.launch(work)
+        state.line.launched(work.id, side, split)
+        state.lanes.launch(work)
 
     def _grant(self, side: Side) -> Split | None:
         return self.state.line.grant(side) if self.room(side) else None
@@ -145,20 +192,22 @@ class Launcher:
     def _chunks(self, parts: tuple[Part, ...]) -> tuple[Chunk, ...]:
         return tuple(Chunk(int(self.state.table.slot[p.row]), p.start, p.length, p.sample) for p in parts)
 
-    def _new_samplers(self, side: Side, split: Split, rows: list[int], parts: tuple[Part, ...]) -> dict[int, Sampler]:
+    def _new_samplers(
+        self, side: Side, split: Split, rows: NDArray[np.intp], parts: tuple[Part, ...]
+    ) -> dict[int, Sampler]:
         """What the body must learn about requests it is to sample for the first time."""
         state, table = self.state, self.state.table
         body = state.lanes.body(side, split)
         met = state.known_samplers.get(body)
         if met is None:
             met = state.known_samplers[body] = np.full(state.residency.slots, -1, dtype=np.int64)
-        asked = np.array([*rows, *(p.row for p in parts if p.sample)], dtype=np.intp)
+        asked = np.concatenate((rows, [p.row for p in parts if p.sample])).astype(np.intp) if parts else rows
         slots, numbers = table.slot.take(asked), table.seq.take(asked)
         fresh: dict[int, Sampler] = {}
         for place in (met.take(slots) != numbers).nonzero()[0].tolist():
             slot, request = int(slots[place]), state.requests.get(int(asked[place]))
             if request is None:  # it ended while its forward was under way; what is sampled for it goes nowhere
-                fresh[slot] = _NOBODY
+                fresh[slot] = _GONE
             else:
                 fresh[slot] = Sampler(request.params, len(request.prompt), request.seed)
             met[slot] = numbers[place]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,13 @@ class Residency:
         grown: NDArray[np.intp] = rows[np.asarray(kept, dtype=bool)]
         return grown
 
+    def grow_all(self, rows: NDArray[np.intp]) -> bool:
+        """Blocks for one more token of each row; False, and nothing changed, if there are not enough for all."""
+        full = rows[self.table.computed[rows] >= self.table.blocks[rows] * self.pool.block_tokens].tolist()
+        if full and len(full) > self._blocks[full[0]].pool.free:
+            return False
+        return all(self.ensure(row, int(self.table.computed[row]) + 1) for row in full)
+
     def cross(self, row: int, blocks: BlockTable) -> None:
         """A row's KV lies in other blocks, of another memory, from now on: give the old ones back."""
         self._blocks[row].release()
@@ -106,6 +113,10 @@ class Residency:
             chain.extend(request.token_ids[done : done + missing])
         self._blocks[row].publish_upto(tokens, chain.hashes)
         self._published += 1
+
+    def feeds(self, rows: Iterable[int]) -> bool:
+        """Whether any of the rows makes blocks findable."""
+        return any(self._chains.get(row) is not None for row in rows)
 
     def release(self, row: int) -> None:
         """Give slot and blocks back."""

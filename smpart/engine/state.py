@@ -15,7 +15,7 @@ from smpart.engine.request import FinishReason, Request
 from smpart.engine.residency import Residency
 from smpart.kvcache import BlockPool
 from smpart.partition import Lanes, Line, Shape, Side
-from smpart.predictor.estimate import Predictor
+from smpart.predictor.estimate import NOTHING, Predictor
 from smpart.runtime.board import Noticeboard
 from smpart.scheduler.table import RequestTable, State
 
@@ -80,7 +80,7 @@ class EngineState:
     def beside(self, side: Side) -> Shape:
         """What the other side's work is that slows one of this side down; the empty shape: nothing."""
         flights = self.tracks[side.other].flights
-        return flights[0].work.shape if flights and self.crossing is None else Shape()
+        return flights[0].work.shape if flights and self.crossing is None else NOTHING
 
     @property
     def lands(self) -> float | None:

@@ -31,6 +31,7 @@ class Inflight:
         self._prefill: dict[int, Split] = {}
         self._decode: dict[int, Split] = {}
         self._closed = False
+        self._checked: Split | None = None
 
     def add(self, work: Work) -> None:
         """Take a work in.
@@ -43,7 +44,9 @@ class Inflight:
         if self._closed:
             raise EngineClosed("the lanes are closed; open new ones")
         split = work.split
-        self._check(split)
+        if split is not self._checked:
+            self._check(split)
+            self._checked = split
         if work.side is Side.PREFILL:
             units, mine, others = split.prefill, self._prefill, self._decode
         else:

@@ -49,7 +49,7 @@ class Line:
         """The split under which `side` may launch now, or None if it must wait or owns nothing."""
         if self.target.units(side) == 0:
             return None
-        if self.free(side, self.target):
+        if not self._flying or self.free(side, self.target):
             return self.target
         held = self._held[side]
         # Prefill on its old share must leave decode a way to the target, or neither would ever get there.

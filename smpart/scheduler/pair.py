@@ -11,7 +11,7 @@ from smpart.partition import Shape, Split
 from smpart.predictor.estimate import NOTHING
 from smpart.scheduler import memory
 from smpart.scheduler.memory import Fit
-from smpart.scheduler.plan import Piece, Plan, ResumePrefill, StartPrefill, Step
+from smpart.scheduler.plan import Piece, Plan, ResumePrefill, StartPrefill, Step, only_decodes
 from smpart.scheduler.snapshot import ForwardView, Rows, Snapshot
 
 PACK_TOKENS = 2048
@@ -54,11 +54,13 @@ class TwoLanes(ABC):
 
     Attributes:
         ahead: start the next forward while the last group of the one before is in flight.
+        steady: whether its steps may follow themselves while there is nothing else to do (`Plan.steady`).
     """
 
     name: str
     pack_tokens = PACK_TOKENS
     ahead = False
+    steady = True
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """A step and a layer group."""
@@ -75,6 +77,7 @@ class TwoLanes(ABC):
             prefill,
             Step(tuple(fit.rows.tolist())) if steps else None,
             preempt=fit.preempt + work.preempt,
+            steady=self.steady and only_decodes(snapshot, fit.rows.size),
             reason=reason,
         )
 

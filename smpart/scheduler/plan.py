@@ -64,6 +64,9 @@ class Plan:
         moves: block moves.
         pull: rows whose KV is to cross to the device that decodes, where each lane has its own (`AcrossDevices`).
         valid_until: when to decide anew even if nothing has happened; None: at the next event.
+        steady: the step, which must be a plain one of rows that all find their blocks, may follow itself without the
+            policy being asked: until a request arrives or ends, a row comes or leaves, reaches its output limit or
+            finds no block. Only for whoever would answer the same and remembers nothing of each decision.
         reason: one line for people.
     """
 
@@ -76,7 +79,14 @@ class Plan:
     moves: tuple[BlockMove, ...] = ()
     pull: tuple[int, ...] = ()
     valid_until: float | None = None
+    steady: bool = False
     reason: str = ""
+
+
+def only_decodes(snapshot: Snapshot, rows: int) -> bool:
+    """Whether nobody waits for prefill, and a step of `rows` rows leaves out none that could take it."""
+    prefills = snapshot.waiting.size or snapshot.prefilling.size or snapshot.forwards
+    return not prefills and rows == len(snapshot.running)
 
 
 class Policy(Protocol):
@@ -85,7 +95,10 @@ class Policy(Protocol):
     name: str
 
     def plan(self, snapshot: Snapshot) -> Plan:
-        """The next plan. Called after every event, and again while the last plan launched something."""
+        """The next plan. Called after every event, and again while the last plan launched something.
+
+        Not called while a steady plan holds (`Plan.steady`).
+        """
 
 
 @runtime_checkable

@@ -48,6 +48,9 @@ class RequestTable:
     * ``forward`` i8: number of the prefill forward that this row is part of (launched or paused), -1 if none.
     * ``preemptions`` i4: times it lost its blocks.
 
+    ``known``, ``outputs``, ``computed``, ``ahead`` and ``flying`` are what every step changes: they lie interleaved in
+    one array, so that `add` changes several of them at once.
+
     ``arrivals``: rows taken so far; as long as it stays, no row has become another request's.
     """
 
@@ -59,6 +62,8 @@ class RequestTable:
         ("last_token", np.float64, np.nan), ("slot", np.int32, -1), ("flying", np.int32, 0), ("forward", np.int64, -1),
         ("preemptions", np.int32, 0),
     )  # fmt: skip
+
+    _STEPPED = ("known", "outputs", "computed", "ahead", "flying")
 
     state: NDArray[np.int8]
     seq: NDArray[np.int64]
@@ -87,6 +92,7 @@ class RequestTable:
         self.arrivals = 0
         for name, kind, empty in self._COLUMNS:
             setattr(self, name, np.full(capacity, empty, dtype=kind))
+        self._interleave(capacity)
 
     def __len__(self) -> int:
         return len(self.state) - len(self._free)
@@ -111,10 +117,33 @@ class RequestTable:
         found = np.flatnonzero(self.state == state)
         return found[np.argsort(self.seq[found], kind="stable")]
 
+    @classmethod
+    def stepped(cls, *columns: str) -> NDArray[np.intp]:
+        """Some of the columns that every step changes, as `places` takes them."""
+        return np.array([cls._STEPPED.index(column) for column in columns], dtype=np.intp)
+
+    def places(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Where `add` finds columns (`stepped`) of rows: intp[rows, columns]; good for ever."""
+        found: NDArray[np.intp] = rows[:, None] * len(self._STEPPED) + columns
+        return found
+
+    def add(self, places: NDArray[np.intp], amounts: NDArray[np.int32]) -> None:
+        """Add an amount a column, int32[columns], in places of which none is there twice."""
+        self._together[places] += amounts
+
+    def _interleave(self, capacity: int) -> None:
+        """Move what steps change into one array, of which the columns become views."""
+        together = np.zeros((capacity, len(self._STEPPED)), dtype=np.int32)
+        for place, name in enumerate(self._STEPPED):
+            together[:, place] = getattr(self, name)
+            setattr(self, name, together[:, place])
+        self._together = together.reshape(-1)
+
     def _grow(self) -> None:
         old = len(self.state)
         for name, kind, empty in self._COLUMNS:
             column: NDArray[Any] = np.full(2 * old, empty, dtype=kind)
             column[:old] = getattr(self, name)
             setattr(self, name, column)
+        self._interleave(2 * old)
         self._free.extend(range(2 * old - 1, old - 1, -1))

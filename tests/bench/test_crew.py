@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
@@ -75,6 +75,30 @@ def test_capacities_of_several_targets_share_their_trials() -> None:
             tried = [trial["rate"] for trial in run.record["trials"]]
             assert len(set(tried)) == len(tried) and held["0.9"] in tried
             assert run.record["rate"] == pytest.approx(held["0.9"], rel=1e-5)
+
+
+class Patient(Alone):
+    """Makes every run to its end."""
+
+    def runs(self, tasks: Iterable[Task]) -> Iterator[Run]:
+        return super().runs(task._replace(least=0.0) for task in tasks)
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_no_capacity_changes(repeat: int) -> None:
+    asked = {"capacity": True, "attainment": (0.9, 0.75), "repeat": repeat, "jobs": 1}
+    with opened(**asked, policies=("mixed",), slo=SLO(ttft_ms=100, tpot_ms=12)) as (bench, said):
+        cut = list(at_capacity(bench, Alone(bench, said.append), said.append))
+        whole = list(at_capacity(bench, Patient(bench, said.append), said.append))
+    for quick, slow in zip(cut, whole, strict=True):
+        assert quick.record["capacities"] == slow.record["capacities"]
+        assert quick.replay.reachable is None
+        tried, known = quick.record["trials"], slow.record["trials"]
+        assert [t["rate"] for t in tried] == [t["rate"] for t in known]
+        assert any(t["cut"] for t in tried) and not any(t["cut"] for t in known)
+        for mine, theirs in zip(tried, known, strict=True):
+            exact = mine["queue_grows"] is None or mine == theirs
+            assert exact and mine["slo_attainment"] >= theirs["slo_attainment"]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 from smpart.partition import Split
 from smpart.scheduler import memory
 from smpart.scheduler.memory import Fit
-from smpart.scheduler.plan import Piece, Plan, Step
+from smpart.scheduler.plan import Piece, Plan, Step, only_decodes
 from smpart.scheduler.registry import Setup, register
 from smpart.scheduler.snapshot import Rows, Snapshot
 from smpart.scheduler.table import State
@@ -44,7 +44,8 @@ class Chunked:
         step = Step(decodes, tuple(pieces)) if decodes or pieces else None
         used = len(decodes) + sum(piece.length for piece in pieces)
         reason = f"{len(decodes)} decodes, {len(pieces)} chunks, {used} of {self.budget} tokens"
-        return Plan(whole, step=step, preempt=fit.preempt, reason=reason)
+        steady = only_decodes(snapshot, len(decodes))
+        return Plan(whole, step=step, preempt=fit.preempt, steady=steady, reason=reason)
 
     def _walk(self, snapshot: Snapshot) -> tuple[Rows, memory.Counts]:
         """Admitted rows in order of arrival and the tokens each gets of the budget; rows that get none are left out."""

@@ -20,7 +20,7 @@ from smpart.scheduler.backlog import Backlog, Standing, Turns
 from smpart.scheduler.costs import CHUNKS, Costs, Options
 from smpart.scheduler.pace import Readers
 from smpart.scheduler.packing import EMPTY, Pack, most_rows, pack, room
-from smpart.scheduler.plan import Plan, Step
+from smpart.scheduler.plan import Plan, Step, only_decodes
 from smpart.scheduler.registry import Setup, register
 from smpart.scheduler.snapshot import Snapshot
 from smpart.scheduler.table import RequestTable
@@ -66,7 +66,8 @@ class ChunkedSlack:
             head = pack(snapshot, line, space, chunk, math.inf) if chunk else EMPTY
         step = Step(readers.tuple, head.pieces) if readers.tuple or head.pieces else None
         reason = f"{len(readers.tuple)} decodes, {head.shape.prefill_tokens} tokens of {len(line.rows)} prompts"
-        return Plan(whole, step=step, preempt=fit.preempt + head.preempt, reason=reason)
+        steady = only_decodes(snapshot, len(readers.tuple))
+        return Plan(whole, step=step, preempt=fit.preempt + head.preempt, steady=steady, reason=reason)
 
     def _chunk(self, snapshot: Snapshot, readers: Readers, context: int, line: Backlog, head: Pack) -> int:
         """Prompt tokens beside the readers' step; 0 if any at all would make one late who need not be."""
@@ -98,7 +99,8 @@ class ChunkedSlack:
         return bool((ends > line.deadlines[: line.saved]).any())
 
     def _note_progress(self, snapshot: Snapshot) -> None:
-        """Remember when prefill was last seen to get on, or had nothing to do."""
-        waits = snapshot.waiting.size or snapshot.prefilling.size
-        if self._fed == -math.inf or not waits or snapshot.decode_lane.shape.prefill_tokens:
+        """Remember when prefill was last seen to get on, or to have something to do after it had nothing."""
+        if not (snapshot.waiting.size or snapshot.prefilling.size):
+            self._fed = -math.inf
+        elif self._fed == -math.inf or snapshot.decode_lane.shape.prefill_tokens:
             self._fed = snapshot.now

@@ -199,6 +199,8 @@ class SemiPD(TwoLanes):
         caps: decided last.
     """
 
+    steady = False  # it measures at each decision, and moves the line when a moment has come
+
     def __init__(self, setup: Setup) -> None:
         self._floor = setup.whole("semipd", FLOOR)
         if self._floor > FULL:

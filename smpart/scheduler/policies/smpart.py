@@ -37,7 +37,7 @@ from smpart.scheduler.demand import Demand
 from smpart.scheduler.memory import Fit
 from smpart.scheduler.pace import Readers
 from smpart.scheduler.packing import EMPTY, Pack, most_rows, pack, room
-from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill, Step
+from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill, Step, only_decodes
 from smpart.scheduler.registry import Setup, register
 from smpart.scheduler.snapshot import ForwardView, Rows, Snapshot
 from smpart.scheduler.table import RequestTable
@@ -215,7 +215,11 @@ class Smpart:
         step = Step(self._readers.tuple) if snapshot.decode_lane.room else None
         reason = "no prefill waits" if not snapshot.waiting.size else "no room to admit"
         preempt = fit.preempt + head.preempt
-        return Plan(split, step=step, preempt=preempt, refuse=refuse, reason=f"{reason}: decode on {split.decode}")
+        reason = f"{reason}: decode on {split.decode}"
+        steady = split.exclusive and only_decodes(snapshot, batch)
+        if steady:
+            self._fed = -math.inf  # nobody can starve before the next decision
+        return Plan(split, step=step, preempt=preempt, refuse=refuse, steady=steady, reason=reason)
 
     # ---- both sides
 
