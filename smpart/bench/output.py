@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +12,8 @@ from smpart.bench.console import Display
 from smpart.bench.host import host
 from smpart.bench.report import document, pandas, table, write
 from smpart.bench.run import Run
-from smpart.errors import SmpartError, UsageError
+from smpart.bench.stdout import print_json
+from smpart.errors import UsageError
 from smpart.partition import Device
 
 
@@ -91,12 +90,3 @@ def contrast(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         first.setdefault(run.policy.partition(":")[0], run)
     return [first["chunked"], first["smpart"]] if {"chunked", "smpart"} <= first.keys() else list(first.values())
-
-
-def print_json(value: Mapping[str, object]) -> None:
-    """One JSON object as a line of stdout. Raises `SmpartError` if it cannot be written."""
-    try:
-        print(json.dumps(value), flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would fail again at exit
-        raise SmpartError(f"the JSON object cannot be written to stdout ({error.strerror})") from None

@@ -21,9 +21,9 @@ from typing import Any
 
 from smpart.bench.console import Display
 from smpart.bench.host import host
-from smpart.bench.output import print_json
 from smpart.bench.plots import figure
 from smpart.bench.pool import as_done, processes
+from smpart.bench.stdout import print_json, stdout
 from smpart.bench.study import Cell, Handicap, Study, profiled
 from smpart.durable import lock, make_folder, write_whole
 from smpart.errors import SmpartError, UsageError
@@ -120,6 +120,7 @@ class Inquiry:
         self._asked = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
         self._name, self._pool, self._host = name, pool, host()
         self._display = Display(as_json=self._as_json)
+        self._display.tables.width = max(self._display.tables.width, _WIDE)
         self._answers = _read(self._out, name)
         others = {entry["where"].get("revision") for entry in self._answers.values()} - {self._host["revision"]}
         if others:
@@ -131,8 +132,7 @@ class Inquiry:
 
     def show(self, result: Any) -> None:
         """A result for people: text, or a table of `rich`."""
-        tables = self._display.tables
-        tables.print(result, width=max(tables.width, _WIDE), crop=False, overflow="ignore", markup=False)
+        self._display.tables.print(result, markup=False)
 
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """The answers, in the order of the questions; those that are not known yet are found, saved and told."""
@@ -177,7 +177,7 @@ class Inquiry:
 def inquiry(options: argparse.Namespace, name: str) -> Iterator[Inquiry]:
     """Open the answers in ``--out`` and the processes that find more. Ends the script in a line where that fails."""
     try:
-        with _opened(options) as pool:
+        with stdout(name), _opened(options) as pool:
             yield Inquiry(options, name, pool)
     except SmpartError as error:
         print(f"{name}: {error}", file=sys.stderr)
@@ -219,7 +219,10 @@ def _read(path: Path, name: str) -> dict[str, dict[str, Any]]:
 
 
 def _profile(question: Question, profiles: Path) -> str:
-    return question.profile(profiles)
+    from joblib import parallel_config  # type: ignore[import-untyped]
+
+    with parallel_config(backend="sequential"):  # this is one of several processes; it begins no others
+        return question.profile(profiles)
 
 
 def _answer(question: Question, profiles: Path) -> Answer:

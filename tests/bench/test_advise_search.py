@@ -16,12 +16,12 @@ from smpart.bench.advise.knockout import knockout
 from smpart.bench.advise.question import Question
 from smpart.bench.advise.rates import Rates, Search
 from smpart.bench.advise.reach import out_of_reach
-from smpart.bench.advise.typical import Typical, fresh_tokens
 from smpart.bench.bench import Chosen, Options, Task
 from smpart.bench.capacity import Trial, search
 from smpart.bench.crew import Recipe
 from smpart.bench.load import Arrival, Load, Prefix
 from smpart.bench.source import TraceOptions
+from smpart.bench.typical import Typical, fresh_tokens
 from smpart.errors import SmpartError, UsageError
 from smpart.kvcache import KVConfig
 from smpart.partition import Shape
