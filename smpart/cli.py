@@ -257,7 +257,7 @@ def bench(
         with crew(made, display.say) as workers:
             runs = list(at_capacity(made, workers, display.say) if capacity else workers.runs(made.tasks()))
         title = f"{model} on {deployment.backend}, {Path(trace).name}"
-        output.report(runs, deployment.device, title, profile=deployment.profile_facts)
+        output.report(runs, deployment.device, deployment.gpus, title, profile=deployment.profile_facts)
 
 
 @app.command()
@@ -326,5 +326,5 @@ def demo(
         for question, text in show.answers(runs[-1]):
             display.say(f"> {question}\n  {text}")
         title, used = f"{model} on {deployment.backend}", deployment.profile_facts
-        output.report(runs, deployment.device, title, verdict=verdict(runs), profile=used)
+        output.report(runs, deployment.device, deployment.gpus, title, verdict=verdict(runs), profile=used)
     display.say(verdict(runs))

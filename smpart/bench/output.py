@@ -53,24 +53,27 @@ class Output:
                     f"--out {self.folder}: cannot be written ({error.strerror}); nothing was run"
                 ) from None
 
-    def report(self, runs: Sequence[Run], device: Device, title: str, **more: object) -> None:
-        """Print and write what `runs` gave; `more` goes into the JSON."""
+    def report(self, runs: Sequence[Run], device: Device, gpus: int, title: str, **more: object) -> None:
+        """Print and write what `runs` gave on devices of so many GPUs each; `more` goes into the JSON."""
         results = document(self.command, host(), [run.record for run in runs], **more)
         for part, name in _by_rate(runs, title):
             self.display.tables.print(table([run.record for run in part], name))
         if self.folder is not None:
-            paths = [*write(self.folder, results, runs, self.config), *self._pictures(self.folder, runs, device, title)]
+            paths = [
+                *write(self.folder, results, runs, self.config),
+                *self._pictures(self.folder, runs, device, gpus, title),
+            ]
             self.display.say("written: " + ", ".join(map(str, paths)))
         if self.as_json:
             print_json(results)
 
-    def _pictures(self, folder: Path, runs: Sequence[Run], device: Device, title: str) -> list[Path]:
+    def _pictures(self, folder: Path, runs: Sequence[Run], device: Device, gpus: int, title: str) -> list[Path]:
         paths = [folder / name for name in ("lanes.png", "goodput.png", "latencies.png", "shares.png")]
         units = "core" if device.kind == "cpu" else "SM"
-        plots.lanes(contrast(runs), device.units, units, paths[0], title)
+        plots.lanes(contrast(runs), device.units, units, paths[0], title, gpus)
         plots.goodput(runs, paths[1], title)
         plots.latencies(runs, paths[2], title)
-        plots.shares(contrast(runs), device.units, units, paths[3], title)
+        plots.shares(contrast(runs), device.units, units, paths[3], title, gpus)
         return paths
 
 
