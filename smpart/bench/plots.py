@@ -127,13 +127,14 @@ def _bars(axis: Axes, spans: list[Span], bands: Bands, started: float, colour: s
     boxes, shared = [], []
     for span in spans:
         owned, other = bands.owned(span), bands.shared(span)
-        if span.side is Side.DECODE and other:  # prefill's bar lies there as well, and must be seen
+        boxes.append(_box(span, owned, started))
+        if span.side is Side.DECODE and other:  # prefill's bar may lie there as well, and above
             shared.append(_box(span, other, started))
-            owned = range(other.stop, owned.stop)
-        if owned:
-            boxes.append(_box(span, owned, started))
-    axis.add_collection(PolyCollection(boxes, facecolor=colour, edgecolor="white", linewidth=0.4, hatch=hatch))
-    axis.add_collection(PolyCollection(shared, facecolor="none", edgecolor=colour, linewidth=0.4, hatch=_SHARED))
+    order = 0.9 if colour == COLOURS["decode"] else 1.0
+    bars = PolyCollection(boxes, facecolor=colour, edgecolor="white", linewidth=0.4, hatch=hatch, zorder=order)
+    stripes = PolyCollection(shared, facecolor="none", edgecolor=colour, linewidth=0.4, hatch=_SHARED, zorder=1.1)
+    axis.add_collection(bars)
+    axis.add_collection(stripes)
 
 
 def _box(span: Span, heights: range, started: float) -> list[tuple[float, float]]:
@@ -265,6 +266,7 @@ def shares(runs: Sequence[Run], units: int, unit_name: str, path: Path, title: s
             axis.axhline(bands.units, color=_INK, linewidth=0.8)
         else:
             drawn = axis.stackplot(times, *parts.values(), step="post", colors=[*COLOURS.values(), COLOURS["prefill"]])
+            drawn[2].set(hatch="////", edgecolor="white", linewidth=0.0)
             drawn[-1].set(hatch=_SHARED, edgecolor=COLOURS["decode"], linewidth=0.0)
         axis.set(ylim=(0, bands.height), ylabel=_units_label(bands, f"{unit_name}s at work"), title=run.policy)
     axes[-1].set_xlabel("seconds since the first arrival")
