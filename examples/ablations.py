@@ -6,21 +6,19 @@ python examples/ablations.py --out out/ablations.json
 
 from __future__ import annotations
 
-import argparse
 import json
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smpart.bench.handicaps import Unguarded, Unlearning
-from smpart.bench.host import host
 from smpart.bench.plots import figure
-from smpart.bench.study import Cell, Handicap, Study, geometric, profiled
-from smpart.durable import write_whole
+from smpart.bench.questions import Answer, Question, inquiry, parser
+from smpart.bench.study import Cell, Handicap, geometric
 from smpart.engine.deployment import Deployment
 from smpart.predictor import OnlinePredictor, RooflinePrior
 
+NAME = "ablations"
 CELLS = (
     Cell("llama-3.1-8b", "h100", "azure-conv", "tight"),
     Cell("llama-3.1-8b", "a100", "azure-conv", "papers"),
@@ -65,12 +63,22 @@ VARIANTS: dict[str, tuple[str, Handicap | None]] = {
 """By name: the policy (splits in percent), and what is done to its predictor. The line otherwise moves at any event."""
 
 
-def run(cell: Cell, variant: str, requests: int, profiles: Path) -> tuple[Cell, str, dict[str, Any]]:
-    """One variant's capacity in a cell."""
-    policy, handicap = VARIANTS[variant]
-    study = Study(cell, requests, handicap=handicap, predicts=profiled(cell.model, cell.gpu, profiles))
-    name, found, shares = policy.partition("split=")
-    return cell, variant, study.capacity(f"{name}{found}{study.nearest(shares)}" if found else policy).record
+@dataclass(frozen=True, kw_only=True)
+class Capacity(Question):
+    """What does a variant hold here?"""
+
+    variant: str
+
+    def answer(self, profiles: Path) -> Answer:
+        """The record of the run at its capacity."""
+        policy, handicap = VARIANTS[self.variant]
+        study = self.study(profiles, handicap)
+        name, found, shares = policy.partition("split=")
+        return study.capacity(f"{name}{found}{study.nearest(shares)}" if found else policy).record
+
+    def line(self, answer: Answer) -> str:
+        """The capacity."""
+        return f"{self.cell.name}: {self.variant} {answer['capacity_rps']:.3g} req/s"
 
 
 def summary(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -98,33 +106,18 @@ def draw(told: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/ablations.json"))
-    parser.add_argument("--profiles", type=Path, default=Path("out/profiles"), help="made there if they are missing")
-    parser.add_argument("--jobs", type=int, default=2, help="searches at a time")
-    parser.add_argument("--requests", type=int, default=300, help="requests of one replay")
-    parser.add_argument("--quick", action="store_true", help="one cell, four variants, 100 requests")
-    asked = parser.parse_args()
-    cells, variants, requests = CELLS, list(VARIANTS), asked.requests
+    asked = parser(__doc__, NAME, jobs="searches", quick="one cell, four variants, 100 requests").parse_args()
+    cells, variants, requests = CELLS, tuple(VARIANTS), asked.requests
     if asked.quick:
-        cells, variants, requests = CELLS[:1], ["everything", "no estimator", "no slack", "every 100 ms"], 100
-    found: dict[str, dict[str, Any]] = {cell.name: {} for cell in cells}
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("forkserver")) as pool:
-        for place in sorted({(cell.model, cell.gpu) for cell in cells}):
-            print(f"profile: {profiled(*place, asked.profiles)}", flush=True)
-        asking = [(cell, variant) for cell in cells for variant in variants]
-        running = [pool.submit(run, *each, requests, asked.profiles) for each in asking]
-        for ended in as_completed(running):
-            cell, variant, record = ended.result()
-            found[cell.name][variant] = record
-            print(f"{cell.name}: {variant} {record['capacity_rps']:.3g} req/s", flush=True)
-    found = {name: {variant: records[variant] for variant in variants} for name, records in found.items()}
-    told = summary(found)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    results = {"schema": 1, "host": host(), "requests": requests, "summary": told, "cells": found}
-    write_whole(asked.out, json.dumps(results, indent=1).encode() + b"\n")
-    draw(told, asked.out.with_suffix(".png"))
-    print(json.dumps(told, indent=1))
+        cells, variants, requests = CELLS[:1], ("everything", "no estimator", "no slack", "every 100 ms"), 100
+    questions = [Capacity(cell=cell, requests=requests, variant=variant) for cell in cells for variant in variants]
+    with inquiry(asked, NAME) as survey:
+        found: dict[str, dict[str, Any]] = {}
+        for question, record in zip(questions, survey.ask(questions), strict=True):
+            found.setdefault(question.cell.name, {})[question.variant] = record
+        told = summary(found)
+        survey.finish({"summary": told}, lambda path: draw(told, path))
+        survey.show(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 Capacity is the highest rate at which 90 % of all requests meet every objective and the queue does not grow, searched
 for each policy on the same windows of the trace. Objectives are those of `smpart.bench.study`. Cells that are in the
-output file already are not run again. Policies that predict do so from a profile that `smpart profile` would make,
-corrected as they go. Reads the traces of the data folder (``SMPART_DATA``).
+output file already are not run again; the summary is of all that were run with the same options. Policies that predict
+do so from a profile that `smpart profile` would make, corrected as they go. Reads the traces of the data folder
+(``SMPART_DATA``).
 
     python examples/policy_shootout.py --quick
     python examples/policy_shootout.py --out out/policy_shootout.json
@@ -11,22 +12,19 @@ corrected as they go. Reads the traces of the data folder (``SMPART_DATA``).
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
-from multiprocessing import get_context
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from smpart.bench.host import host
 from smpart.bench.plots import figure
-from smpart.bench.study import OBJECTIVES, TRACES, Cell, Study, geometric, profiled
-from smpart.durable import write_whole
+from smpart.bench.questions import Answer, Question, count, inquiry, parser
+from smpart.bench.study import OBJECTIVES, TRACES, Cell, geometric
 
+NAME = "policy_shootout"
 PLACES = (
     ("llama-3.1-8b", "a100"),
     ("llama-3.1-8b", "h100"),
@@ -44,20 +42,31 @@ LEAST = 0.98
 """Share of the best rival's capacity below which a cell is listed as lost."""
 
 
-def run_cell(
-    cell: Cell, policies: tuple[str, ...], profiles: Path, requests: int, windows: int, contention: float
-) -> dict[str, Any]:
-    """Every policy's capacity in a cell, with the record of the run at it."""
-    started = time.monotonic()
-    predicts = profiled(cell.model, cell.gpu, profiles, contention)
-    study = Study(cell, requests, windows, contention, predicts=predicts)
-    runs: dict[str, Any] = {}
-    guess = study.guess
-    for policy in policies:
-        runs[policy] = study.capacity(policy, guess).record
-        guess = runs[policy]["capacity_rps"] or guess
-    seconds = round(time.monotonic() - started, 1)
-    return {"name": cell.name, **asdict(cell), "slo": asdict(study.slo), "seconds": seconds, "runs": runs}
+@dataclass(frozen=True, kw_only=True)
+class Capacities(Question):
+    """What does every policy hold here?"""
+
+    policies: tuple[str, ...]
+
+    def answer(self, profiles: Path) -> Answer:
+        """Every policy's capacity, with the record of the run at it. A search begins where the last one ended."""
+        started = time.monotonic()
+        study = self.study(profiles)
+        runs: Answer = {}
+        guess = study.guess
+        for policy in self.policies:
+            runs[policy] = study.capacity(policy, guess).record
+            guess = runs[policy]["capacity_rps"] or guess
+        seconds = round(time.monotonic() - started, 1)
+        return {"name": self.cell.name, **asdict(self.cell), "slo": asdict(study.slo), "seconds": seconds, "runs": runs}
+
+    def line(self, answer: Answer) -> str:
+        """Capacities in requests a second, the best first."""
+        ranked = sorted(capacities(answer).items(), key=lambda item: -item[1])
+        told = ", ".join(f"{policy} {rate:.3g}" for policy, rate in ranked)
+        slo = answer["slo"]
+        objectives = f"TTFT {slo['ttft_ms']:g}, TPOT {slo['tpot_ms']:g} ms"
+        return f"{answer['name']} ({objectives}): {told} [{answer['seconds']:.0f} s]"
 
 
 def capacities(cell: dict[str, Any]) -> dict[str, float]:
@@ -98,14 +107,6 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def line(cell: dict[str, Any]) -> str:
-    """A cell in a line: capacities in requests a second, the best first."""
-    ranked = sorted(capacities(cell).items(), key=lambda item: -item[1])
-    told = ", ".join(f"{policy} {rate:.3g}" for policy, rate in ranked)
-    slo = cell["slo"]
-    return f"{cell['name']} (TTFT {slo['ttft_ms']:g}, TPOT {slo['tpot_ms']:g} ms): {told} [{cell['seconds']:.0f} s]"
-
-
 def draw(cells: list[dict[str, Any]], path: Path) -> None:
     """Each rival's capacity over ours, a dot a cell."""
     canvas, (axis,) = figure(1, [1.0], (9, 4.5))
@@ -127,38 +128,29 @@ def draw(cells: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/policy_shootout.json"))
-    parser.add_argument("--profiles", type=Path, default=Path("out/profiles"), help="made there if they are missing")
-    parser.add_argument("--jobs", type=int, default=2, help="cells at a time")
-    parser.add_argument("--requests", type=int, default=300, help="requests of one replay")
-    parser.add_argument("--windows", type=int, default=1, help="windows of the trace that each rate is tried on")
-    parser.add_argument("--contention", type=float, default=1.0, help="multiplies slowdowns beside a neighbour")
-    parser.add_argument("--policies", default=",".join((OURS, *RIVALS)))
-    parser.add_argument("--cells", default="", help="only cells whose name holds each of these words, joined by +")
-    parser.add_argument("--quick", action="store_true", help="two cells, four policies, 100 requests")
-    asked = parser.parse_args()
+    options = parser(__doc__, NAME, jobs="cells", quick="two cells, four policies, 100 requests")
+    options.add_argument("--windows", type=count, default=1, help="windows of the trace that each rate is tried on")
+    options.add_argument("--contention", type=float, default=1.0, help="multiplies slowdowns beside a neighbour")
+    options.add_argument("--policies", default=",".join((OURS, *RIVALS)))
+    options.add_argument("--cells", default="", help="only cells whose name holds each of these words, joined by +")
+    asked = options.parse_args()
     every = [Cell(*place, trace, kind) for kind, trace, place in itertools.product(OBJECTIVES, TRACES, PLACES)]
     cells = [cell for cell in every if all(word in cell.name for word in asked.cells.split("+"))]
     policies, requests = tuple(asked.policies.split(",")), asked.requests
     if asked.quick:
         cells, policies, requests = list(QUICK), (OURS, "chunked", "chunked+slack", "static:50/50"), 100
-    done: list[dict[str, Any]] = json.loads(asked.out.read_text())["cells"] if asked.out.exists() else []
-    todo = [cell for cell in cells if cell.name not in {known["name"] for known in done}]
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    plan = {"requests": requests, "windows": asked.windows, "contention": asked.contention}
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("forkserver")) as pool:
-        places = {(cell.model, cell.gpu) for cell in todo}  # each is profiled once, before anybody needs it
-        made = [pool.submit(profiled, *place, asked.profiles, asked.contention) for place in sorted(places)]
-        print(f"profiles: {', '.join(done.result() for done in made)}", flush=True)
-        running = [pool.submit(run_cell, cell, policies, asked.profiles, *plan.values()) for cell in todo]
-        for ended in as_completed(running):
-            done.append(ended.result())
-            print(line(done[-1]), flush=True)
-            results = {"schema": 1, "host": host(), "plan": plan, "summary": summary(done), "cells": done}
-            write_whole(asked.out, json.dumps(results, indent=1).encode() + b"\n")
-    draw(done, asked.out.with_suffix(".png"))
-    print(json.dumps(summary(done), indent=1))
+
+    def question(cell: Cell) -> Capacities:
+        return Capacities(
+            cell=cell, requests=requests, windows=asked.windows, contention=asked.contention, policies=policies
+        )
+
+    with inquiry(asked, NAME) as survey:
+        survey.ask([question(cell) for cell in cells])
+        done = survey.known(question(cell) for cell in every)
+        told = summary(done)
+        survey.finish({"summary": told}, lambda path: draw(done, path))
+        survey.show(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":

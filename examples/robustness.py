@@ -9,76 +9,106 @@ beside it. On other loads that share is of the rate that keeps the GPU as busy.
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from smpart.bench.handicaps import Wrong
-from smpart.bench.host import host
 from smpart.bench.plots import figure
-from smpart.bench.study import TRACES, Cell, Study, profiled
+from smpart.bench.questions import Answer, Question, count, inquiry, parser
+from smpart.bench.study import TRACES, Cell, Study
 from smpart.bench.tracefile import read_trace
-from smpart.durable import write_whole
 from smpart.engine.deployment import Deployment
 from smpart.sim.published import data_file
 
+NAME = "robustness"
 BASE = Cell("llama-3.1-8b", "h100", "azure-conv", "tight")
 SHARE = 0.9
 """Of smpart's capacity."""
 FACTORS = (0.5, 0.7, 0.9, 1.1, 1.3, 1.5)
 RIVALS = ("chunked", "static:50/50")
+SHIFT = "azure-code after azure-conv"
+"""The trace that `shift` makes."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """One run: `prefill` and `decode` are told seconds over true ones."""
+@dataclass(frozen=True, kw_only=True)
+class Capacity(Question):
+    """What does smpart hold?"""
+
+    def answer(self, profiles: Path) -> Answer:
+        """The capacity, also in multiples of `Study.guess`."""
+        study = self.study(profiles)
+        held = float(str(study.capacity("smpart").record["capacity_rps"]))
+        return {"capacity_rps": held, "over_guess": held / study.guess}
+
+    def line(self, answer: Answer) -> str:
+        """The capacity."""
+        return f"smpart's capacity: {answer['capacity_rps']:.3g} req/s; everything at {SHARE:.0%} of it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attainment(Question):
+    """How many requests meet every objective at `load`, in multiples of `Study.guess`?
+
+    `prefill` and `decode` are told seconds over true ones.
+    """
 
     kind: str
     case: str
-    cell: Cell
+    load: float
     policy: str = "smpart"
     prefill: float = 1.0
     decode: float = 1.0
 
+    def answer(self, profiles: Path) -> Answer:
+        """The share, over all windows."""
+        if self.cell.trace != SHIFT:
+            return self._at(self.study(profiles, self._handicap()))
+        with tempfile.TemporaryDirectory() as folder:
+            cell = replace(self.cell, trace=str(shift(Path(folder), self.requests)))
+            return self._at(replace(self, cell=cell).study(profiles, self._handicap()))
 
-def questions(shifted: Path, factors: tuple[float, ...]) -> Iterator[Question]:
+    def line(self, answer: Answer) -> str:
+        """The share."""
+        return f"{self.kind}, {self.case}, {self.policy}: {answer['slo_attainment']:.1%}"
+
+    def _handicap(self) -> partial[Wrong] | None:
+        wrong = (self.prefill, self.decode) != (1.0, 1.0)
+        return partial(_wrong, prefill=self.prefill, decode=self.decode) if wrong else None
+
+    def _at(self, study: Study) -> Answer:
+        rate = self.load * study.guess
+        records = [study.at(self.policy, rate, seed).record for seed in range(self.windows)]
+        shares = [float(str(record["slo_attainment"])) for record in records]
+        return {
+            "kind": self.kind, "case": self.case, "policy": self.policy, "rate": rate,
+            "slo_attainment": sum(shares) / len(shares), "runs": records,
+        }  # fmt: skip
+
+
+def questions(load: float, requests: int, windows: int, factors: tuple[float, ...]) -> Iterator[Attainment]:
     """All of them."""
-    yield Question("undisturbed", "azure-conv", BASE)
+    ask = partial(Attainment, load=load, requests=requests, windows=windows)
+    calm = partial(ask, kind="undisturbed", case="azure-conv", cell=BASE)
+    wrong = partial(ask, kind="wrong", cell=BASE)
+    yield calm()
     for factor in factors:
-        yield Question("wrong", f"both x{factor:g}", BASE, prefill=factor, decode=factor)
-        yield Question("wrong", f"prefill x{factor:g}, decode x{1 / factor:.2g}", BASE, "smpart", factor, 1 / factor)
-    loads = [
-        ("bursts", "poisson", replace(BASE, trace="synth:chat:poisson")),
-        ("bursts", "bursty", replace(BASE, trace="synth:chat:bursty")),
-        ("shift", "code after conversation", replace(BASE, trace=str(shifted))),
-    ]
-    for kind, case, cell in loads:
+        yield wrong(case=f"both x{factor:g}", prefill=factor, decode=factor)
+        yield wrong(case=f"prefill x{factor:g}, decode x{1 / factor:.2g}", prefill=factor, decode=1 / factor)
+    loads = (
+        ("bursts", "poisson", "synth:chat:poisson"),
+        ("bursts", "bursty", "synth:chat:bursty"),
+        ("shift", "code after conversation", SHIFT),
+    )
+    for kind, case, trace in loads:
         for policy in ("smpart", *RIVALS):
-            yield Question(kind, case, cell, policy)
+            yield ask(kind=kind, case=case, cell=replace(BASE, trace=trace), policy=policy)
     for policy in RIVALS:
-        yield Question("undisturbed", "azure-conv", BASE, policy)
-
-
-def run(question: Question, load: float, requests: int, windows: int, predicts: str) -> dict[str, Any]:
-    """Attainment at `load`, in multiples of `Study.guess`."""
-    wrong = (question.prefill, question.decode) != (1.0, 1.0)
-    handicap = partial(_wrong, prefill=question.prefill, decode=question.decode) if wrong else None
-    study = Study(question.cell, requests, windows, handicap=handicap, predicts=predicts)
-    rate = load * study.guess
-    records = [study.at(question.policy, rate, seed).record for seed in range(windows)]
-    shares = [float(str(record["slo_attainment"])) for record in records]
-    return {
-        "kind": question.kind, "case": question.case, "policy": question.policy, "rate": rate,
-        "slo_attainment": sum(shares) / len(shares), "runs": records,
-    }  # fmt: skip
+        yield calm(policy=policy)
 
 
 def _wrong(deployment: Deployment, prefill: float, decode: float) -> Wrong:
@@ -114,36 +144,18 @@ def draw(answers: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/robustness.json"))
-    parser.add_argument("--profiles", type=Path, default=Path("out/profiles"), help="made there if they are missing")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-    parser.add_argument("--requests", type=int, default=300, help="requests of one replay")
-    parser.add_argument("--windows", type=int, default=3, help="windows of the trace")
-    parser.add_argument("--quick", action="store_true", help="two factors, one window, 80 requests")
-    asked = parser.parse_args()
+    options = parser(__doc__, NAME, jobs="runs", quick="two factors, one window, 80 requests")
+    options.add_argument("--windows", type=count, default=3, help="windows of the trace")
+    asked = options.parse_args()
     requests, windows, factors = asked.requests, asked.windows, FACTORS
     if asked.quick:
         requests, windows, factors = 80, 1, (0.7, 1.5)
-    predicts = profiled(BASE.model, BASE.gpu, asked.profiles)
-    base = Study(BASE, requests, windows, predicts=predicts)
-    capacity = float(str(base.capacity("smpart").record["capacity_rps"]))
-    load = SHARE * capacity / base.guess
-    print(f"smpart's capacity: {capacity:.3g} req/s; everything at {SHARE:.0%} of it", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        asking = list(questions(shift(Path(folder), requests), factors))
-        with ProcessPoolExecutor(asked.jobs, mp_context=get_context("forkserver")) as pool:
-            ask = partial(run, load=load, requests=requests, windows=windows, predicts=predicts)
-            answers = []
-            for answer in pool.map(ask, asking):
-                answers.append(answer)
-                told = f"{answer['kind']}, {answer['case']}, {answer['policy']}"
-                print(f"{told}: {answer['slo_attainment']:.1%}", flush=True)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    results = {"schema": 1, "host": host(), "requests": requests, "windows": windows, "capacity_rps": capacity,
-               "share": SHARE, "answers": answers}  # fmt: skip
-    write_whole(asked.out, json.dumps(results, indent=1).encode() + b"\n")
-    draw(answers, asked.out.with_suffix(".png"))
+    with inquiry(asked, NAME) as survey:
+        (held,) = survey.ask([Capacity(cell=BASE, requests=requests, windows=windows)])
+        answers = survey.ask(list(questions(SHARE * held["over_guess"], requests, windows, factors)))
+        rows = [{key: value for key, value in answer.items() if key != "runs"} for answer in answers]
+        told = {"capacity_rps": held["capacity_rps"], "share": SHARE, "attainments": rows}
+        survey.finish(told, lambda path: draw(answers, path))
 
 
 if __name__ == "__main__":

@@ -13,23 +13,18 @@ Latencies are taken at the same load per GPU, a share of what smpart holds; capa
 
 from __future__ import annotations
 
-import argparse
-import json
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from smpart.bench.host import host
 from smpart.bench.plots import figure
-from smpart.bench.study import Cell, Study, profiled
-from smpart.durable import write_whole
+from smpart.bench.questions import Answer, Question, inquiry, parser
+from smpart.bench.study import Cell
 from smpart.sim import DIMENSIONS
 
+NAME = "three_generations"
 CELLS = (
     Cell("llama-3.1-8b", "h100", "azure-conv", "papers"),
     Cell("llama-3.1-8b", "h100", "azure-conv", "tight"),
@@ -47,30 +42,54 @@ SHARE = 0.7
 """Of smpart's capacity, the load that latencies are compared at."""
 
 
-def row(cell: Cell, policy: str, load: float, requests: int, predicts: str) -> dict[str, Any]:
-    """What a policy holds, and how it fares at `load` requests a second and GPU."""
-    study = Study(cell, requests, predicts=predicts)
-    held = study.capacity(policy, load).record
-    gpus = int(str(held["gpus"]))
-    made = study.at(policy, load * gpus)
-    record: Any = made.record
-    prompts = [served.prompt_tokens for served in made.replay.served]
-    moved = DIMENSIONS[cell.model].shape.kv_token_bytes * sum(prompts) / len(prompts) if gpus > 1 else 0.0
-    capacity = float(str(held["capacity_per_gpu_rps"]))
-    return {
-        "policy": policy,
-        "generation": GENERATIONS[policy],
-        "gpus": gpus,
-        "capacity_per_gpu_rps": capacity,
-        "gpus_for_100_rps": 100.0 / capacity if capacity else None,
-        "ttft_p95_ms": record["ttft_ms"]["p95"],
-        "tpot_p50_ms": record["tpot_ms"]["p50"],
-        "itl_p99_ms": record["itl_ms"]["p99"],
-        "isolation": record["itl_ms"]["p99"] / record["itl_ms"]["p50"],
-        "kv_bytes_moved": moved,
-        "slo_attainment": record["slo_attainment"],
-        "run": record,
-    }
+@dataclass(frozen=True, kw_only=True)
+class Capacity(Question):
+    """What does smpart hold here?"""
+
+    def answer(self, profiles: Path) -> Answer:
+        """The record of the run at its capacity."""
+        return self.study(profiles).capacity("smpart").record
+
+    def line(self, answer: Answer) -> str:
+        """The capacity."""
+        return f"{self.cell.name}: smpart holds {answer['capacity_rps']:.3g} req/s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Question):
+    """What does a policy hold, and how does it fare at `load` requests a second and GPU?"""
+
+    policy: str
+    load: float
+
+    def answer(self, profiles: Path) -> Answer:
+        """A row of the table."""
+        study = self.study(profiles)
+        held = study.capacity(self.policy, self.load).record
+        gpus = int(str(held["gpus"]))
+        made = study.at(self.policy, self.load * gpus)
+        record: Any = made.record
+        prompts = [served.prompt_tokens for served in made.replay.served]
+        moved = DIMENSIONS[self.cell.model].shape.kv_token_bytes * sum(prompts) / len(prompts) if gpus > 1 else 0.0
+        capacity = float(str(held["capacity_per_gpu_rps"]))
+        return {
+            "policy": self.policy,
+            "generation": GENERATIONS[self.policy],
+            "gpus": gpus,
+            "capacity_per_gpu_rps": capacity,
+            "gpus_for_100_rps": 100.0 / capacity if capacity else None,
+            "ttft_p95_ms": record["ttft_ms"]["p95"],
+            "tpot_p50_ms": record["tpot_ms"]["p50"],
+            "itl_p99_ms": record["itl_ms"]["p99"],
+            "isolation": record["itl_ms"]["p99"] / record["itl_ms"]["p50"],
+            "kv_bytes_moved": moved,
+            "slo_attainment": record["slo_attainment"],
+            "run": record,
+        }
+
+    def line(self, answer: Answer) -> str:
+        """What it holds."""
+        return f"{self.cell.name}: {self.policy} holds {answer['capacity_per_gpu_rps']:.3g} req/s a GPU"
 
 
 def table(cell: Cell, rows: list[dict[str, Any]], load: float) -> Table:
@@ -105,28 +124,18 @@ def draw(cells: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 def main() -> None:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/three_generations.json"))
-    parser.add_argument("--profiles", type=Path, default=Path("out/profiles"), help="made there if they are missing")
-    parser.add_argument("--jobs", type=int, default=2, help="policies at a time")
-    parser.add_argument("--requests", type=int, default=300, help="requests of one replay")
-    parser.add_argument("--quick", action="store_true", help="one cell, 80 requests")
-    asked = parser.parse_args()
+    asked = parser(__doc__, NAME, jobs="policies", quick="one cell, 80 requests").parse_args()
     cells, requests = (CELLS[:1], 80) if asked.quick else (CELLS, asked.requests)
     found: dict[str, list[dict[str, Any]]] = {}
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("forkserver")) as pool:
-        for cell in cells:
-            predicts = profiled(cell.model, cell.gpu, asked.profiles)
-            capacity = float(str(Study(cell, requests, predicts=predicts).capacity("smpart").record["capacity_rps"]))
-            load = SHARE * capacity
-            found[cell.name] = list(
-                pool.map(partial(row, cell, load=load, requests=requests, predicts=predicts), GENERATIONS)
-            )
-            Console(width=max(Console().width, 160)).print(table(cell, found[cell.name], load))
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    results = {"schema": 1, "host": host(), "requests": requests, "share": SHARE, "cells": found}
-    write_whole(asked.out, json.dumps(results, indent=1).encode() + b"\n")
-    draw(found, asked.out.with_suffix(".png"))
+    with inquiry(asked, NAME) as survey:
+        capacities = survey.ask([Capacity(cell=cell, requests=requests) for cell in cells])
+        for cell, held in zip(cells, capacities, strict=True):
+            load = SHARE * float(held["capacity_rps"])
+            rows = [Row(cell=cell, requests=requests, policy=policy, load=load) for policy in GENERATIONS]
+            found[cell.name] = survey.ask(rows)
+            survey.show(table(cell, found[cell.name], load))
+        tables = {name: [{k: v for k, v in row.items() if k != "run"} for row in rows] for name, rows in found.items()}
+        survey.finish({"share": SHARE, "cells": tables}, lambda path: draw(found, path))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ imported when it runs.
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import signal
 import sys
 from dataclasses import asdict
@@ -18,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from smpart.bench.stdout import print_json, stdout
 from smpart.errors import SmpartError, UsageError
 
 
@@ -54,13 +53,8 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of arrivals, prompts and sa
 def main() -> None:
     """The entry point of ``smpart``."""
     signal.signal(signal.SIGTERM, _leave)
-    try:
+    with stdout("smpart"):
         app()
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would fail again at exit
-        raise SystemExit(f"smpart: stdout cannot be written ({error.strerror})") from None
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -95,7 +89,6 @@ def doctor(as_json: Json = False) -> None:
     """Devices, backends and why each is or isn't usable, realised splits, switch cost."""
     from smpart.bench.doctor import examine, require_realised
     from smpart.bench.doctor_lines import lines
-    from smpart.bench.output import print_json
 
     facts = examine()
     if as_json:
@@ -124,7 +117,6 @@ def generate(
 ) -> None:
     """Stream one answer."""
     from smpart.bench.answer import Question, answer
-    from smpart.bench.output import print_json
     from smpart.runtime.sampling import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
@@ -158,7 +150,6 @@ def profile(
     from smpart.bench.console import Display
     from smpart.bench.fit import fit_folder
     from smpart.bench.fit_table import show
-    from smpart.bench.output import print_json
     from smpart.bench.profile import Options, measure
     from smpart.predictor.estimators.doubt import Doubt
 
@@ -181,7 +172,6 @@ def fit(
     from smpart.bench.console import Display
     from smpart.bench.fit import fit_folder
     from smpart.bench.fit_table import show
-    from smpart.bench.output import print_json
 
     display = Display(as_json=as_json)
     made = fit_folder(folder, say=display.say).report
@@ -198,7 +188,6 @@ def report(
 ) -> None:
     """One self-contained HTML page from a profile or bench folder."""
     from smpart.bench.console import Display
-    from smpart.bench.output import print_json
     from smpart.bench.pages.make import write_report
 
     path = write_report(folder, out, Display(as_json=as_json).say)
@@ -268,7 +257,7 @@ def bench(
         with crew(made, display.say) as workers:
             runs = list(at_capacity(made, workers, display.say) if capacity else workers.runs(made.tasks()))
         title = f"{model} on {deployment.backend}, {Path(trace).name}"
-        output.report(runs, deployment.device, title, profile=deployment.profile_facts)
+        output.report(runs, deployment.device, deployment.gpus, title, profile=deployment.profile_facts)
 
 
 @app.command()
@@ -292,7 +281,6 @@ def advise(
     from smpart.bench.advise.export import check
     from smpart.bench.advise.question import Question
     from smpart.bench.console import Display
-    from smpart.bench.output import print_json
     from smpart.scheduler.slo import SLO
 
     paths, display = export or [], Display(as_json=as_json)
@@ -338,5 +326,5 @@ def demo(
         for question, text in show.answers(runs[-1]):
             display.say(f"> {question}\n  {text}")
         title, used = f"{model} on {deployment.backend}", deployment.profile_facts
-        output.report(runs, deployment.device, title, verdict=verdict(runs), profile=used)
+        output.report(runs, deployment.device, deployment.gpus, title, verdict=verdict(runs), profile=used)
     display.say(verdict(runs))

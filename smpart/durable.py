@@ -58,7 +58,7 @@ def lock(path: Path, folder: Path) -> int:
     The kernel holds the lock (``flock``), so that no death leaves one behind. The file itself stays.
 
     Raises:
-        UsageError: another has locked it; the message speaks of `folder`.
+        UsageError: another has locked it; the message speaks of `folder`, for which the lock stands.
         OSError: the file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -67,7 +67,7 @@ def lock(path: Path, folder: Path) -> int:
     except BaseException as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
-            busy = f"{folder}: another process is writing here; wait until it ends, or choose another folder"
+            busy = f"{folder}: another process is writing here; wait until it ends, or choose another place"
             raise UsageError(busy) from None
         raise
     return descriptor

@@ -70,11 +70,17 @@ def fit_folder(
         say: is told what is going on, line by line.
 
     Raises:
-        UsageError: no profile there, or too little in it to fit anything; the message says what is missing.
+        UsageError: no profile there, or too little in it to fit anything; the message says what is missing. Or another
+            process measures or fits there.
         SmpartError: the results cannot be written.
         BackendUnavailable: pyarrow is missing.
     """
     store = Store.open(folder)
+    with store.alone():
+        return _fit_alone(store, folder, published, say)
+
+
+def _fit_alone(store: Store, folder: Path, published: Estimators, say: Callable[[str], None]) -> Fitted:
     samples = store.samples()
     if not samples:
         raise UsageError(f"{folder} holds no samples yet: go on with smpart profile --out {folder}")

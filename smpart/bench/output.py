@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +12,8 @@ from smpart.bench.console import Display
 from smpart.bench.host import host
 from smpart.bench.report import document, pandas, table, write
 from smpart.bench.run import Run
-from smpart.errors import SmpartError, UsageError
+from smpart.bench.stdout import print_json
+from smpart.errors import UsageError
 from smpart.partition import Device
 
 
@@ -54,24 +53,27 @@ class Output:
                     f"--out {self.folder}: cannot be written ({error.strerror}); nothing was run"
                 ) from None
 
-    def report(self, runs: Sequence[Run], device: Device, title: str, **more: object) -> None:
-        """Print and write what `runs` gave; `more` goes into the JSON."""
+    def report(self, runs: Sequence[Run], device: Device, gpus: int, title: str, **more: object) -> None:
+        """Print and write what `runs` gave on devices of so many GPUs each; `more` goes into the JSON."""
         results = document(self.command, host(), [run.record for run in runs], **more)
         for part, name in _by_rate(runs, title):
             self.display.tables.print(table([run.record for run in part], name))
         if self.folder is not None:
-            paths = [*write(self.folder, results, runs, self.config), *self._pictures(self.folder, runs, device, title)]
+            paths = [
+                *write(self.folder, results, runs, self.config),
+                *self._pictures(self.folder, runs, device, gpus, title),
+            ]
             self.display.say("written: " + ", ".join(map(str, paths)))
         if self.as_json:
             print_json(results)
 
-    def _pictures(self, folder: Path, runs: Sequence[Run], device: Device, title: str) -> list[Path]:
+    def _pictures(self, folder: Path, runs: Sequence[Run], device: Device, gpus: int, title: str) -> list[Path]:
         paths = [folder / name for name in ("lanes.png", "goodput.png", "latencies.png", "shares.png")]
         units = "core" if device.kind == "cpu" else "SM"
-        plots.lanes(contrast(runs), device.units, units, paths[0], title)
+        plots.lanes(contrast(runs), device.units, units, paths[0], title, gpus)
         plots.goodput(runs, paths[1], title)
         plots.latencies(runs, paths[2], title)
-        plots.shares(contrast(runs), device.units, units, paths[3], title)
+        plots.shares(contrast(runs), device.units, units, paths[3], title, gpus)
         return paths
 
 
@@ -91,12 +93,3 @@ def contrast(runs: Sequence[Run]) -> list[Run]:
     for run in runs:
         first.setdefault(run.policy.partition(":")[0], run)
     return [first["chunked"], first["smpart"]] if {"chunked", "smpart"} <= first.keys() else list(first.values())
-
-
-def print_json(value: Mapping[str, object]) -> None:
-    """One JSON object as a line of stdout. Raises `SmpartError` if it cannot be written."""
-    try:
-        print(json.dumps(value), flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would fail again at exit
-        raise SmpartError(f"the JSON object cannot be written to stdout ({error.strerror})") from None

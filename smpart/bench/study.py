@@ -26,6 +26,7 @@ from smpart.bench.fit import fit_folder
 from smpart.bench.load import Load
 from smpart.bench.run import Run
 from smpart.bench.source import TraceOptions, open_load
+from smpart.bench.typical import Typical
 from smpart.engine.deployment import Deployment
 from smpart.partition import Shape, Split
 from smpart.partition.gpus import GPUS
@@ -144,6 +145,7 @@ class Study:
         """The objectives, and half the rate that the whole GPU could serve if nobody were in a hurry."""
         load = open_load(replace(self._source, limit=_SAMPLE), self.deployment.max_len, _SAMPLE)
         cost, units = SiliconCost(DIMENSIONS[self.cell.model], self.cell.gpu), GPUS[self.cell.gpu].sms
+        guess = 0.5 * Typical.of(load).rate(cost, units)
         prompts, outputs = _lengths(load)
 
         def alone_ms(shape: Shape) -> float:
@@ -154,8 +156,7 @@ class Study:
         prefill = alone_ms(Shape.prefill([(long, 0)]))
         times_prefill, times_step = _FACTORS[self.cell.objective]
         ttft, tpot = max(200.0, times_prefill * prefill), times_step * step or 50.0
-        busy = alone_ms(Shape.prefill([(mean, 0)])) + outputs.mean() * step / _BATCH
-        return SLO(ttft_ms=_round(ttft), tpot_ms=_round(tpot)), _round(500.0 / busy)
+        return SLO(ttft_ms=_round(ttft), tpot_ms=_round(tpot)), _round(guess)
 
 
 def profiled(model: str, gpu: str, folder: Path, contention: float = 1.0, minutes: float = 2.0) -> str:

@@ -2,7 +2,7 @@
 
     DIR/profile.json                                whose profile it is, and what was to be measured
     DIR/samples/part-000001-000008.parquet          samples 1 to 8, in the order they were written
-    DIR/lock                                        locked by the one process that writes
+    DIR/lock                                        locked by the one process that writes, samples or a fit of them
 
 Every file is written whole (see `smpart.durable`), and a part never changes. When there are many, they are
 merged: the larger part is written first, then those that lie in it are removed; parts that lie in another one count
@@ -77,7 +77,7 @@ class Store:
                 durable.make_folder(folder / "samples")
             except FileExistsError as error:
                 raise UsageError(f"{error.filename} is no folder: choose another place for the profile") from None
-            descriptor = durable.lock(folder / "lock", folder)
+            descriptor = _lock(folder)
             try:
                 durable.sweep_out(folder / _HEAD)
                 durable.sweep_out(folder / "samples" / "*.parquet")
@@ -145,6 +145,20 @@ class Store:
             raise SmpartError(f"{self.folder}: {why}; {kept}: {cure}, and run it again") from None
         self._unsaved = 0.0
         self._merge([*known, part])
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep others from writing meanwhile, as whoever writes samples does. For a store that was opened to read.
+
+        Raises:
+            UsageError: another process writes there, or the folder cannot be written.
+        """
+        with _explained(self.folder, "cannot be written", "check its permissions"):
+            descriptor = _lock(self.folder)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Let others write. Reading goes on working."""
@@ -265,6 +279,10 @@ def _read_head(folder: Path) -> tuple[Fingerprint, dict[str, Any]]:
             return Fingerprint.from_json(head["fingerprint"]), dict(head["configuration"])
         except (KeyError, TypeError, ValueError):
             raise UsageError(f"is damaged: {_ANEW}") from None
+
+
+def _lock(folder: Path) -> int:
+    return durable.lock(folder / "lock", folder)
 
 
 _ANEW = "move the folder away and profile again"

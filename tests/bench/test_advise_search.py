@@ -16,12 +16,12 @@ from smpart.bench.advise.knockout import knockout
 from smpart.bench.advise.question import Question
 from smpart.bench.advise.rates import Rates, Search
 from smpart.bench.advise.reach import out_of_reach
-from smpart.bench.advise.typical import Typical, fresh_tokens
 from smpart.bench.bench import Chosen, Options, Task
 from smpart.bench.capacity import Trial, search
 from smpart.bench.crew import Recipe
 from smpart.bench.load import Arrival, Load, Prefix
 from smpart.bench.source import TraceOptions
+from smpart.bench.typical import Typical, fresh_tokens
 from smpart.errors import SmpartError, UsageError
 from smpart.kvcache import KVConfig
 from smpart.partition import Shape
@@ -119,7 +119,7 @@ def test_a_question_fills_in_what_was_not_asked() -> None:
     assert ask(gpu="h100-roofline").contentions == (1.0,)
     assert ask().shortened(2, 300).source.limit == 1000
     assert ask(limit=20, quick=True).shortened(1, 300).source.limit == 20
-    assert [ask(quick=True).shortened(batch, 250).source.limit for batch in (1, 20, 99)] == [60, 120, 200]
+    assert [ask(quick=True).shortened(batch, 250).source.limit for batch in (1, 15, 99)] == [60, 90, 120]
     assert ask().worst == 1.3 and list(ask().others()) == [1.2, 1.1, 1.0]
     assert [ask(gpu="h100x2").backend(c) for c in (1.0, 1.3)] == ["sim:h100x2", "sim:h100x2~1.3"]
 

@@ -45,8 +45,9 @@ def test_a_gain_that_needs_no_split_is_none() -> None:
     assert found.verdict == "do not split" and found.ordered and found.gain() == Gain(1.5, 1.75, 2.0)
     text = why(found)
     assert "2.9 req/s, without a split" in text and text.count(". ") == 1
-    assert "holds 1.45x of chunked's, without a split" in cautions(found)[1]
-    assert not findings().ordered
+    assert not findings().ordered and not any("without a split" in line for line in cautions(found))  # not twice
+    neither = findings(held=held([2.0], {1.0: [2.0], 1.3: [2.0]}, order=[2.9]))
+    assert not neither.ordered and "holds 1.45x of chunked's, without a split" in cautions(neither)[1]
 
 
 def test_the_interval_is_over_constants_and_seeds_pair_by_pair() -> None:

@@ -297,5 +297,17 @@ def test_a_folder_that_cannot_be_written_is_an_error_in_words(tmp_path: Path, mo
         fit_folder(folder, published={})
 
 
+def test_one_fit_or_profile_at_a_time(fitted: tuple[Path, Fitted]) -> None:
+    folder, made = fitted
+    before = (folder / "fit.json").read_bytes()
+    with Store.create(folder, Store.open(folder).fingerprint), pytest.raises(UsageError, match="another process"):
+        fit_folder(folder)
+    with Store.open(folder).alone():
+        for other in (lambda: fit_folder(folder), lambda: Store.create(folder, Store.open(folder).fingerprint)):
+            with pytest.raises(UsageError, match=f"{folder}: another process is writing here"):
+                other()
+    assert (folder / "fit.json").read_bytes() == before and last_fit(folder, made.samples) is not None
+
+
 def test_the_store_is_left_as_it_was(fitted: tuple[Path, Fitted]) -> None:
     assert Store.open(fitted[0]).samples() == list(fitted[1].samples)

@@ -90,6 +90,7 @@ def test_pictures_are_drawn(runs: list[Run], tmp_path: Path) -> None:
     plots.lanes(contrast(runs), 2, "core", tmp_path / "lanes.png", "title")
     plots.goodput(runs, tmp_path / "goodput.png", "title")
     plots.latencies(runs, tmp_path / "latencies.png", "title")
+    plots.shares(contrast(runs), 2, "core", tmp_path / "shares.png", "title")
     for path in tmp_path.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -142,7 +143,38 @@ def test_a_full_stdout_is_one_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "smpart", *arguments]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert ended.returncode == 1 and ended.stderr.startswith("smpart: ") and "Traceback" not in ended.stderr
+    assert ended.returncode == 1 and ended.stderr.startswith("smpart: stdout cannot be written (No space left")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--version",), ("--help",), pytest.param(("doctor", "--json"), marks=pytest.mark.slow)],
+    ids=" ".join,
+)
+def test_a_reader_that_has_gone_is_no_news(arguments: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run([sys.executable, "-m", "smpart", *arguments], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+PRINTS = """
+from smpart.bench.stdout import print_json, stdout
+with stdout("script"):
+    print("not flushed")
+    print_json({"a": 1})
+"""
+
+
+@pytest.mark.parametrize(("gone", "said"), [(False, b"script: stdout cannot be written"), (True, b"")])
+def test_a_script_ends_as_the_command_does(gone: bool, said: bytes) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    target = writer if gone else os.open("/dev/full", os.O_WRONLY)
+    ended = subprocess.run([sys.executable, "-c", PRINTS], stdout=target, stderr=subprocess.PIPE)
+    assert ended.returncode == 1 and ended.stderr.startswith(said) and len(ended.stderr.splitlines()) == bool(said)
 
 
 def test_the_version() -> None:

@@ -9,8 +9,8 @@ from smpart.bench.advise.facts import Facts
 from smpart.bench.advise.findings import Findings
 from smpart.bench.advise.question import Question
 from smpart.bench.advise.table import Row, Table
-from smpart.bench.advise.typical import Typical
 from smpart.bench.source import TraceOptions
+from smpart.bench.typical import Typical
 from smpart.partition import Split
 from smpart.partition.gpus import GPUS
 from smpart.scheduler.slo import SLO

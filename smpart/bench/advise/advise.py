@@ -16,9 +16,9 @@ from smpart.bench.advise.question import Question
 from smpart.bench.advise.rates import LEAST, Rates, Search
 from smpart.bench.advise.reach import out_of_reach, too_long
 from smpart.bench.advise.table import Table, divide
-from smpart.bench.advise.typical import Typical
 from smpart.bench.bench import Chosen, Options
 from smpart.bench.crew import Crew, Recipe
+from smpart.bench.typical import Typical
 from smpart.engine.deployment import Deployment
 from smpart.errors import UsageError
 from smpart.partition import Shape, Split

@@ -10,7 +10,7 @@ from smpart.bench.advise.facts import Facts
 from smpart.bench.advise.gain import SHARE, SPLIT, Capacities, Gain, gain, verdict
 from smpart.bench.advise.question import Question
 from smpart.bench.advise.table import Table
-from smpart.bench.advise.typical import Typical
+from smpart.bench.typical import Typical
 from smpart.errors import UsageError
 
 

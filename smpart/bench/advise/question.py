@@ -19,7 +19,7 @@ CONTENTIONS = (1.0, 1.1, 1.2, 1.3)
 QUICK_CONTENTIONS = (1.0, 1.3)
 
 REQUESTS = 1000
-QUICK_REQUESTS, QUICK_FEWEST, QUICK_STEPS = 200, 60, 1500
+QUICK_REQUESTS, QUICK_FEWEST, QUICK_STEPS = 120, 60, 1500
 """Of a quick look: requests, or as few as take about so many decode steps, each of which costs time to simulate."""
 
 SEEDS, QUICK_SEEDS = 2, 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from smpart.bench.advise.typical import Typical, fresh_tokens
 from smpart.bench.load import Load
+from smpart.bench.typical import Typical, fresh_tokens
 from smpart.partition import Shape
 from smpart.partition.sim import Cost
 from smpart.predictor.estimate import NOTHING

@@ -90,7 +90,8 @@ def cautions(found: Findings) -> list[str]:
             f"under SGLang's rule the exported table holds {by_table} of {CHUNKED}'s capacity: that rule knows no "
             "objective, chunks no prompt and keeps a split until the prefill ends"
         )
-    if not found.split and (order := found.gain(ORDER)) is not None and order.low > 1.0 + MARGIN:
+    said_so = found.split or found.ordered
+    if not said_so and (order := found.gain(ORDER)) is not None and order.low > 1.0 + MARGIN:
         said.append(f"one lane that serves prompts by deadline ({ORDER}) holds {order} of {CHUNKED}'s, without a split")
     requests, batch = found.question.source.limit, found.one_lane.batch
     if requests is not None and requests < _STEADY * batch:

@@ -1,0 +1,89 @@
+"""Pools: workers that end with whoever began them, and results as they come."""
+
+from __future__ import annotations
+
+import operator
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import smpart
+from smpart.bench.pool import as_done, processes
+from smpart.errors import SmpartError
+
+PATIENCE_MS = 30_000
+"""Far beyond what ending takes; the works themselves never end."""
+
+SCRIPT = """
+import os, threading
+from smpart.bench.pool import processes
+
+def work():
+    os.write(1, f"{os.getpid()}\\n".encode())
+    threading.Event().wait()
+
+if __name__ == "__main__":
+    with processes(2) as pool:
+        for each in [pool.submit(work) for _ in range(2)]:
+            each.result()
+"""
+
+
+@contextmanager
+def handle(pid: int) -> Iterator[int]:
+    """A descriptor that becomes readable when the process ends."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def has_ended(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(PATIENCE_MS))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_when_their_parent_does(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command, here = [sys.executable, str(script)], {"PYTHONPATH": str(Path(smpart.__file__).parents[1])}
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **here}) as parent,
+        ExitStack() as stack,
+    ):
+        assert parent.stdout is not None
+        workers = [stack.enter_context(handle(int(parent.stdout.readline()))) for _ in range(2)]
+        parent.send_signal(number)
+        ends = [has_ended(worker) for worker in workers]
+        parent.kill()
+        assert all(ends)
+
+
+def test_an_error_does_not_wait_for_works_that_run() -> None:
+    with pytest.raises(ZeroDivisionError), processes(1) as pool:
+        stuck = pool.submit(signal.pause)
+        pool.submit(os.getpid)
+        raise ZeroDivisionError
+    assert isinstance(stuck.exception(), Exception)
+
+
+def test_results_come_as_they_are_done_with_what_was_asked() -> None:
+    with processes(1) as pool:
+        assert dict(as_done(pool, operator.neg, [1, 2, 3])) == {1: -1, 2: -2, 3: -3}
+        with pytest.raises(TypeError):
+            list(as_done(pool, operator.neg, ["text"]))
+
+
+def test_a_process_that_dies_is_one_line() -> None:
+    with pytest.raises(SmpartError, match="a process of the pool died"), processes(1) as pool:
+        list(as_done(pool, os._exit, [1]))
