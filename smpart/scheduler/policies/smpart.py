@@ -4,8 +4,8 @@ At every decision it knows until when the next token of each reader must be ther
 are best served (`backlog`), and asks the predictor's upper bounds what each way to go on would do (`choice`):
 every split, bursts of prefill between steps, a hybrid step, decode alone. A reader's next token within its ITL is worth
 one, a first token the more the earlier it is expected before it is due (`demand`); a stutter costs, and so does being
-behind the pace of the TPOT, by how long it takes to catch up and how likely the answer is to end meanwhile. Of ways of equal worth
-the one that can be kept up is taken, then the one that gets the most work done, then the present one.
+behind the pace of the TPOT, by how long it takes to catch up and how likely the answer is to end meanwhile. Of ways of
+equal worth the one that can be kept up is taken, then the one that gets the most work done, then the present one.
 
 Bounds that hold whatever the load: a started forward is paused for at most `PAUSE` TTFT objectives (and one layer
 group) while others pass it; prefill as a whole goes without a token for at most `STARVE` of them; ageing rows get
