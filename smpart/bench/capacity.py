@@ -88,32 +88,45 @@ def hopeless_below(target: float, seeds: int) -> float:
     return max(0.0, round(1.0 - seeds * (1.0 - target), 9))
 
 
-def at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None]) -> Iterator[Run]:
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How a search goes about it: what `search` takes by these names."""
+
+    tolerance: float = 0.05
+    stride: float = 2.0
+    least: float = 0.0
+
+
+def at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], care: Care = Care()) -> Iterator[Run]:
     """Each policy's run at its capacity (the first target's; at the lowest rate tried if none held).
 
     Several policies are searched at once if the crew makes several runs at once.
     """
     policies = bench.options.policies
     if crew.parallel == 1:
-        yield from (_at_capacity(bench, crew, say, policy) for policy in policies)
+        yield from (_at_capacity(bench, crew, say, policy, care) for policy in policies)
         return
     with ThreadPoolExecutor(len(policies)) as threads:
-        yield from threads.map(lambda policy: _at_capacity(bench, crew, say, policy), policies)
+        yield from threads.map(lambda policy: _at_capacity(bench, crew, say, policy, care), policies)
 
 
-def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: str) -> Run:
-    options, trials = bench.options, dict[float, Trial]()
+def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: str, care: Care) -> Run:
+    options, trials, held = bench.options, dict[float, Trial](), dict[float, Run]()
     seeds = range(options.source.seed, options.source.seed + options.repeat)
     least = hopeless_below(min(options.attainment), len(seeds))
 
     def attempt(rate: float) -> Trial:
         if rate not in trials:
             shares, growing, cut = [], 0, False
-            for made in crew.runs([Task(policy, rate, seed, least) for seed in seeds]):
+            runs = list(crew.runs([Task(policy, rate, seed, least) for seed in seeds]))
+            for made in runs:
                 shares.append(attainment(made.replay, made.slo))
                 growing += backlog_grows(made.replay)
                 cut |= made.replay.reachable is not None
             trials[rate] = trial = Trial(rate, fmean(shares), 2 * growing > len(shares), cut)
+            if trial.holds(options.attainment[0]):
+                held.clear()  # rates that hold only rise: the last one is asked for in the end
+                held[rate] = runs[0]
             queue = "the queue grows" if trial.grows else "the queue does not grow"
             said = f"at most {trial.attainment:.1%}, cut short" if trial.cut else f"{trial.attainment:.1%}, {queue}"
             say(f"{policy} at {rate:.4g} req/s: attainment {said}")
@@ -122,9 +135,11 @@ def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: s
     found: dict[float, float] = {}
     for target in options.attainment:
         guess = next((rate for rate in found.values() if rate), bench.load.rate)
-        found[target] = search(attempt, guess, target=target).rate
+        found[target] = search(
+            attempt, guess, target=target, tolerance=care.tolerance, stride=care.stride, least=care.least
+        ).rate
     rate = found[options.attainment[0]]
-    (best,) = crew.runs([Task(policy, rate or min(trials), seeds[0])])
+    best = held.get(rate) or next(iter(crew.runs([Task(policy, rate or min(trials), seeds[0])])))
     tried = [_told(trial) for trial in trials.values()]
     capacities = {f"{target:g}": held for target, held in found.items()}
     per_gpu = rate / cast(int, best.record["gpus"])

@@ -20,7 +20,7 @@ import numpy as np
 
 from smpart.bench import profile
 from smpart.bench.bench import Bench, Options, Task, unwatched
-from smpart.bench.capacity import at_capacity
+from smpart.bench.capacity import Care, at_capacity
 from smpart.bench.crew import Alone
 from smpart.bench.fit import fit_folder
 from smpart.bench.load import Load
@@ -50,6 +50,8 @@ _FACTORS = {"papers": (2.0, 0.0), "tight": (2.0, 1.25), "loose": (5.0, 5.0)}
 """Times a long prefill, and times a step."""
 _BATCH = 32
 """Sequences of the decode step that objectives are multiples of."""
+_TOLERANCE = 0.03
+"""Share by which the lowest rate that failed may be above the capacity found."""
 _SAMPLE = 1000
 """Requests, the first of the trace, that objectives are taken from."""
 
@@ -118,11 +120,15 @@ class Study:
     def capacity(self, policy: str, guess: float | None = None) -> Run:
         """The search for a policy's capacity: the run at it, with ``capacity_rps`` and ``trials`` in its record.
 
+        Rates under a fortieth of the first are not tried.
+
         Args:
-            guess: the rate to begin with.
+            guess: a rate that should be near, such as another policy's capacity.
         """
-        bench = self._bench(policy, guess or self.guess)
-        (found,) = at_capacity(bench, Alone(bench, _silent), _silent)
+        first = guess or self.guess
+        bench = self._bench(policy, first)
+        care = Care(_TOLERANCE, 1.2 if guess else 2.0, first / 40)
+        (found,) = at_capacity(bench, Alone(bench, _silent), _silent, care)
         return found
 
     def spec(self, policy: str) -> str:
