@@ -17,6 +17,10 @@ KEEP_UP = 0.5
 """What being able to go on like this is worth, in deadlines kept: breaks ties only."""
 RESERVE = 0.3
 """Share of a reader's time until the next token that a burst leaves alone: the last piece of it may take longer."""
+GUARD = 1.06
+"""Times its upper bound that a step may take: if it is too long for one reader's ITL, it mostly is for all."""
+LONG = 1.15
+"""The same for a hybrid step, which nothing can cut short, and whose size is made to fill the time there is."""
 SMOOTH = 3.0
 """A gap of so many steps alone on the whole device, or of the TPOT objective if that is longer, is no stutter."""
 STUTTER = 0.5
@@ -102,7 +106,7 @@ class _Judge:
 
     def hybrids(self, whole: Split, options: Options, predictor: Predictor) -> list[_Way]:
         """Hybrid steps that take as long as the pace allows, as there is time, and as is needed."""
-        most, rate = self.spare, self._demand.rate
+        most, rate = self.spare / LONG, self._demand.rate
         steady = min(self._demand.tpot, most)
         chunk, mean, upper = options.hybrid(predictor, steady)
         over = mean - chunk * rate
@@ -122,7 +126,9 @@ class _Judge:
         proper = kind is _SPLIT
         begin = self._begin if proper and split.decode <= self._held.decode else self._begin_whole
         firsts = self._firsts if proper and split.prefill <= self._held.prefill else self._whole
-        score, kept = self._score(begin + upper, upper, mean, speed, firsts.at(max(speed, 1e-9)))
+        stutter = self._stutter(mean, mean) if proper else 0.0
+        end = begin + (LONG if chunk else GUARD) * upper
+        score, kept = self._score(end, upper, mean, speed, firsts.at(max(speed, 1e-9)), stutter)
         if kind is self._last.kind and (not proper or split == self._last.split):
             score += STAY
         return score, kind, split, speed, chunk, 0.0, kept
@@ -157,20 +163,30 @@ class _Judge:
         period = mean + length
         end = self._begin_whole + max(0.0, now) + upper
         speed = 1.0 - costs / period
-        score, kept = self._score(end, upper, period, speed, firsts.after(ends))
+        stutter = self._stutter(period if beside > 0.0 else length, mean)
+        score, kept = self._score(end, upper, period, speed, firsts.after(ends), stutter)
         if self._last.kind is _BURST:
             score += STAY
         return score, _BURST, split, speed, 0, now, kept
 
+    def _stutter(self, period: float, step: float) -> float:
+        """Share of those whose prompts end beside decoding that get their second token too late for their ITL.
+
+        A prompt ends at any moment of `period`, in which one step begins; its second token is out of the next one.
+        """
+        late = period + step - self._demand.itl
+        return min(1.0, late / period) if late > 0.0 else 0.0
+
     def _score(
-        self, end: float, upper: float, mean: float, speed: float, firsts: tuple[float, int]
+        self, end: float, upper: float, mean: float, speed: float, firsts: tuple[float, int], stutter: float
     ) -> tuple[float, int]:
         demand = self._demand
         tokens = len(demand.tokens)
         if end - 1e-9 > self._earliest:
             tokens -= bisect_left(demand.tokens, end - 1e-9)
         gap = demand.waited + end - self._begin_whole
-        score = tokens + firsts[0] + GAIN * (self._alone / mean + speed) - STUTTER * max(0.0, gap / self._smooth - 1.0)
+        worth = firsts[0] if firsts[0] < 0.0 else firsts[0] * (1.0 - stutter)
+        score = tokens + worth + GAIN * (self._alone / mean + speed) - STUTTER * max(0.0, gap / self._smooth - 1.0)
         behind = bisect_left(demand.paces, end)
         score -= demand.price * (behind * end - self._paces[behind])
         return score + KEEP_UP if upper <= demand.tpot else score, tokens + firsts[1]

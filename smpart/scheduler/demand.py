@@ -24,7 +24,7 @@ class Demand(NamedTuple):
         paces: [running] when it would be in step with the reader's pace, ascending; whoever can catch up no more is
             left out.
         price: what a second is worth that a reader falls behind the pace.
-        tpot: the tightest TPOT objective among them.
+        tpot, itl: the tightest TPOT and ITL objectives among them.
         waited: seconds that the readers will have been without a token when the next step can begin.
         work: [prefills] seconds of each on the whole device, alone, in the order they will be served.
         first: [prefills] when each one's first token is due.
@@ -39,6 +39,7 @@ class Demand(NamedTuple):
     paces: list[float]
     price: float
     tpot: float
+    itl: float
     waited: float
     work: list[float]
     first: list[float]

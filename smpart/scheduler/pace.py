@@ -23,7 +23,7 @@ class Readers:
 
     Attributes:
         tuple: the rows again, as a plan wants them.
-        tpot: the tightest TPOT objective among them, seconds; best-effort rows count only if there are no others.
+        tpot, itl: the tightest objectives among them, seconds; best-effort rows count only if there are no others.
     """
 
     __slots__ = (
@@ -35,6 +35,7 @@ class Readers:
         "_itl",
         "_seqs",
         "_tpot",
+        "itl",
         "rows",
         "tpot",
         "tuple",
@@ -51,8 +52,9 @@ class Readers:
         self._aim, self._gaps = _AIM * self._tpot, _CATCH_UP * self._tpot
         effort = table.best_effort.take(rows)
         self._best_effort = effort if np.count_nonzero(effort) else None
-        bound = self._tpot if self._best_effort is None or effort.all() else self._tpot[~effort]
-        self.tpot = float(np.minimum.reduce(bound)) if len(rows) else np.inf
+        counts = slice(None) if self._best_effort is None or effort.all() else ~effort
+        self.tpot = float(np.minimum.reduce(self._tpot[counts])) if len(rows) else np.inf
+        self.itl = float(np.minimum.reduce(self._itl[counts])) if len(rows) else np.inf
 
     def still(self, table: RequestTable, rows: Rows) -> Readers:
         """These if they are still the same requests, else new ones."""

@@ -11,7 +11,7 @@ from smpart.scheduler.demand import EARLY, LATE, Demand, Firsts
 
 def demand(jobs: list[tuple[float, float, int]]) -> Demand:
     work, first, weight = (list(column) for column in zip(*jobs, strict=True))
-    return Demand([1.0], [], 0.0, 0.1, 0.0, work, first, weight, 1e-3, 1e-3, False, False)
+    return Demand([1.0], [], 0.0, 0.1, 0.2, 0.0, work, first, weight, 1e-3, 1e-3, False, False)
 
 
 jobs = st.lists(st.tuples(st.floats(1e-3, 5.0), st.floats(-1.0, 10.0), st.integers(1, 4)), min_size=1, max_size=12)

@@ -261,6 +261,7 @@ class Smpart:
             paces,
             price,
             readers.tpot,
+            readers.itl,
             self._waited(snapshot, readers),
             work,
             first,
