@@ -14,6 +14,8 @@ PATIENCE = 20
 """Forwards in a row beyond the bound that raise the alarm; what is over sooner is a burst."""
 _ALARM = PATIENCE * _GAIN - 1e-9
 _REMEMBERED = 32
+_NOTICED = math.log(1.1)
+"""A shift by less is not worth a word, however narrow the bound: corrections make up for it."""
 
 
 class Drift:
@@ -44,6 +46,7 @@ class Drift:
             bound: log width within which the profile says it is true.
         """
         self._recent.append(ratio)
+        bound = max(bound, _NOTICED)
         over, under = self._over, self._under
         if ratio > bound:
             over += _GAIN

@@ -14,6 +14,8 @@ _AIM = 0.97
 """Share of the TPOT objective that the pace is set to, so that errors of prediction stay inside the objective."""
 _CATCH_UP = 0.9
 """A reader behind the pace is owed gaps of this share of the objective."""
+_ANSWER = 128
+"""Tokens of an answer, before anything is known of them."""
 _BEST_EFFORT_GAPS = 10.0
 """A best-effort reader is owed a token every so many ITL objectives."""
 
@@ -81,13 +83,15 @@ class Readers:
         due: Floats = self._previous(table, table.ahead.take(self.rows), start) + gaps
         return np.fmax(due, start + 1.15 * fastest, out=due)
 
-    def pace(self, table: RequestTable) -> Floats:
-        """When each row's next token would be in step with its TPOT objective; never for best effort."""
-        pace: Floats = (table.ahead.take(self.rows) + table.outputs.take(self.rows)) * self._aim
+    def pace(self, table: RequestTable) -> tuple[Floats, float]:
+        """When each row's next token would be in step with its TPOT objective (never for best effort), and the share
+        of answers that end at any one token, by how long those are that go on."""
+        said = table.ahead.take(self.rows) + table.outputs.take(self.rows)
+        pace: Floats = said * self._aim
         pace += table.first_token.take(self.rows)
         if self._best_effort is not None:
             pace[self._best_effort] = np.inf
-        return pace
+        return pace, (len(said) + 1) / (int(np.add.reduce(said)) + _ANSWER)
 
     def _previous(self, table: RequestTable, ahead: NDArray[np.int32], start: float) -> float | Floats:
         """When each row has the token before the next one."""

@@ -168,12 +168,24 @@ def test_smpart_lets_readers_fall_behind_a_little_where_that_saves_prompts() -> 
     assert "10/10 in time" in plan.reason
 
 
-@pytest.mark.parametrize(("tpot", "admitted"), [(0.0105, 0), (0.0030, 3)])
-def test_smpart_holds_newcomers_back_while_its_batch_is_too_large_for_the_pace(tpot: float, admitted: int) -> None:
+@pytest.mark.parametrize(("tpot", "admits"), [(0.0105, False), (0.0030, True)])
+def test_smpart_holds_newcomers_back_while_its_batch_is_too_large_for_the_pace(tpot: float, admits: bool) -> None:
     readers = [decoding(4000, tpot=tpot, itl=2 * tpot, first_token=0.9, last_token=1.0) for _ in range(60)]
     snapshot = still([*readers, *(waiting(100, ttft_deadline=9.0) for _ in range(4))])
     one = snapshot.predictor.predict(Shape.decode(1, 4000), 132).mean
-    assert (one < tpot) == (not admitted), "a pace that nobody can have is no reason to hold anybody back"
+    assert (one < tpot) != admits, "a pace that nobody can have is no reason to hold anybody back"
     plan = make_policy("smpart", slo=SLO(9000, 1e3 * tpot)).plan(snapshot)
-    pieces = (*plan.step.pieces, *getattr(plan.prefill, "pieces", ())) if plan.step else plan.prefill.pieces
-    assert len(pieces) == admitted
+    pieces = (*(plan.step.pieces if plan.step else ()), *(plan.prefill.pieces if plan.prefill else ()))
+    assert bool(pieces) == admits
+
+
+def test_smpart_takes_no_steps_beside_prefill_that_come_too_late_for_who_joins_during_one() -> None:
+    readers = [decoding(1000, outputs=50, tpot=0.0105, itl=0.021, first_token=0.55, last_token=1.0)] * 20
+    prompts = [waiting(600, ttft_deadline=1.25) for _ in range(20)]
+    dear = Oracle(lambda shape, units, beside: gpu_cost(shape, units, beside) * (9.0 if shape.hybrid else 1.0))
+    snapshot = still([*readers, *prompts], predictor=dear)
+    plan = make_policy("smpart", slo=SLO(250, 10.5)).plan(snapshot)
+    assert plan.prefill is not None and plan.step is not None and not plan.split.exclusive
+    head = Shape.prefill([(piece.length, 0) for piece in plan.prefill.pieces])
+    step = dear.predict(Shape.decode(20, 20_000), plan.split.decode, head).mean
+    assert 2 * step < 1.1 * 0.021, "a prompt ends when a step has just begun, and the next one has its second token"

@@ -48,8 +48,6 @@ GROUP = 0.12
 """A layer group takes at most this share of the TPOT objective..."""
 LEAST_GROUP_S = 2e-3
 """...but need not be shorter than this."""
-ENDS = 1 / 128
-"""Share of answers that end at any one token: whoever is behind the pace then has missed its TPOT."""
 HOPELESS = 128.0
 """A reader who needs more steps than this on the whole device to catch up counts as lost."""
 WIDEN = 1.02
@@ -244,9 +242,9 @@ class Smpart:
             due = readers.latest(snapshot.table, begin, options.alone.upper)
             if readers.tpot > options.alone.mean:
                 gain = max(readers.tpot - options.alone.mean, 0.1 * readers.tpot)
-                pace = readers.pace(snapshot.table)
+                pace, ends = readers.pace(snapshot.table)
                 pace.sort()
-                paces, price = pace[pace.searchsorted(begin - HOPELESS * gain) :].tolist(), ENDS / gain
+                paces, price = pace[pace.searchsorted(begin - HOPELESS * gain) :].tolist(), ends / gain
         else:
             due = np.full(len(readers.tuple), begin + max(readers.tpot, 1.15 * options.alone.upper))
         due.sort()
