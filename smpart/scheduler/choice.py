@@ -175,7 +175,7 @@ class _Judge:
         A prompt ends at any moment of `period`, in which one step begins; its second token is out of the next one.
         """
         late = period + step - self._demand.itl
-        return min(1.0, late / period) if late > 0.0 else 0.0
+        return min(1.0, late / period) if late > 0.0 and period > 0.0 else 0.0
 
     def _score(
         self, end: float, upper: float, mean: float, speed: float, firsts: tuple[float, int], stutter: float

@@ -10,6 +10,7 @@ from smpart.partition import Shape, Split
 from smpart.scheduler import SLO, make_policy, policy_names
 from smpart.scheduler.pace import token_deadlines
 from smpart.scheduler.plan import Piece, Plan, StartPrefill
+from smpart.scheduler.snapshot import ForwardView
 from tests.scheduler.double import Oracle, cpu_cost, gpu_cost
 from tests.scheduler.still import begun, decoding, still, waiting
 
@@ -189,3 +190,13 @@ def test_smpart_takes_no_steps_beside_prefill_that_come_too_late_for_who_joins_d
     head = Shape.prefill([(piece.length, 0) for piece in plan.prefill.pieces])
     step = dear.predict(Shape.decode(20, 20_000), plan.split.decode, head).mean
     assert 2 * step < 1.1 * 0.021, "a prompt ends when a step has just begun, and the next one has its second token"
+
+
+def test_smpart_plans_where_there_is_neither_time_for_a_burst_nor_a_step_within_the_itl() -> None:
+    """Steps take 4 ITLs: a burst of no length is looked at."""
+    forward = ForwardView(7, (2,), (200,), Shape.prefill([(200, 0)]), 15, 0, 0.9)
+    readers = [decoding(100, tpot=0.02, itl=0.04, first_token=0.9, last_token=0.99) for _ in range(2)]
+    kinds = {"units": 2, "step": 1, "layers": 30, "predictor": Oracle(cpu_cost)}
+    snapshot = still([*readers, begun(200, 0, forward=7, ttft_deadline=1.01)], forwards=(forward,), **kinds)
+    plan = make_policy("smpart", slo=SLO(300, 20)).plan(snapshot)
+    assert plan.step is not None or plan.prefill is not None
