@@ -74,6 +74,7 @@ class EngineCore:
         self._seeds = np.random.default_rng(seed)
         self._dirty = False
         self._steady = False
+        self._onward = 0  # layers of the next group that needs no decision
         self._valid_until: float | None = None
         self._epoch = lanes.epoch
 
@@ -190,19 +191,38 @@ class EngineCore:
     # ---- one decision
 
     def _go_on(self) -> bool:
-        """Let a steady step follow itself, or decide; whether anything was launched or freed."""
-        launched, expired = False, self._valid_until is not None and self._valid_until <= self.now()
-        if self._steady and self._census.holds and not expired:
-            while self._launcher.room(Side.DECODE):
-                if not self._launcher.again():
-                    return self._decide() or launched
-                launched = True
-            return launched
-        return self._decide()
+        """Go on with the last plan as long as it says so, or decide; whether anything was launched or freed."""
+        if not (self._steady or self._onward):
+            return self._decide()
+        begun = perf_counter()
+        expired = self._valid_until is not None and self._valid_until <= self.now()
+        holds = not expired and self._census.holds
+        self.state.log.decision_seconds.append(perf_counter() - begun)
+        if not holds:
+            return self._decide()
+        return self._step_again() if self._steady else self._onwards() or self._decide()
+
+    def _step_again(self) -> bool:
+        """Let a steady step follow itself."""
+        launched = False
+        while self._launcher.room(Side.DECODE):
+            if not self._launcher.again():
+                return self._decide() or launched
+            launched = True
+        return launched
+
+    def _onwards(self) -> bool:
+        """Let the only forward go on by as many layers as before, beside the step under way."""
+        forwards, room = self.state.forwards, self._launcher.room
+        if len(forwards) != 1 or room(Side.DECODE) or not room(Side.PREFILL):
+            return False
+        (forward,) = forwards.values()
+        return self._launcher.group(forward, self._onward)
 
     def _decide(self) -> bool:
         """Plan, and plan again while the last plan freed something or left room behind its own launch."""
         acted = self._steady = False
+        self._onward = 0
         for _ in range(_ROUNDS):
             self._note_readiness()
             if not self.state.requests or not any(map(self._launcher.room, _SIDES)):
@@ -215,6 +235,7 @@ class EngineCore:
             launched = self._launch_all(plan)
             acted |= freed or bool(launched)
             self._steady = plan.steady and launched == [Side.DECODE] and self._launcher.cohort is not None
+            self._onward = plan.prefill.layers or 0 if plan.onward and plan.prefill and Side.PREFILL in launched else 0
             if not (any(self._launcher.room(side) for side in launched) or (freed and not launched)):
                 break
         return acted

@@ -32,8 +32,8 @@ class RunLog:
     """Counters and spans of one `EngineCore`.
 
     Attributes:
-        decision_seconds: host seconds of each decision, the snapshot included. A step that follows itself
-            (`Plan.steady`) is none.
+        decision_seconds: host seconds of each decision, the snapshot included; where the last plan still holds
+            (`Plan.steady`, `Plan.onward`), those of finding that out.
         idle: seconds in which a lane that owned units had work waiting and ran nothing.
         busy: seconds in which a lane ran.
         resizes: how often the target split changed.

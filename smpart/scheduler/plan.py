@@ -67,6 +67,9 @@ class Plan:
         steady: the step, which must be a plain one of rows that all find their blocks, may follow itself without the
             policy being asked: until a request arrives or ends, a row comes or leaves, reaches its output limit or
             finds no block. Only for whoever would answer the same and remembers nothing of each decision.
+        onward: beside the step under way the only started forward, resumed by this plan, may go on in groups of as
+            many layers without the policy being asked: until that step ends, a request arrives or ends, or a row
+            comes or leaves.
         reason: one line for people.
     """
 
@@ -80,6 +83,7 @@ class Plan:
     pull: tuple[int, ...] = ()
     valid_until: float | None = None
     steady: bool = False
+    onward: bool = False
     reason: str = ""
 
 
@@ -97,7 +101,7 @@ class Policy(Protocol):
     def plan(self, snapshot: Snapshot) -> Plan:
         """The next plan. Called after every event, and again while the last plan launched something.
 
-        Not called while a steady plan holds (`Plan.steady`).
+        Not called while the last plan holds (`Plan.steady`, `Plan.onward`).
         """
 
 

@@ -172,7 +172,8 @@ class Smpart:
         if split.prefill:
             bound = min(self._group, choice.seconds) if burst else self._group
             prefill = self._prefill(snapshot, line, head, split.prefill, bound, choice.drain)
-        return Plan(split, prefill, step, preempt=fit.preempt, refuse=refuse, reason=reason)
+        onward = choice.kind is _SPLIT and len(snapshot.forwards) == 1 and isinstance(prefill, ResumePrefill)
+        return Plan(split, prefill, step, preempt=fit.preempt, refuse=refuse, onward=onward, reason=reason)
 
     def _resume(self, snapshot: Snapshot) -> Plan | None:
         """The next layer group of the forward that goes on beside a step under way, if nothing else changed."""
@@ -188,7 +189,8 @@ class Smpart:
         (forward,), beside = forwards, snapshot.decode_lane.shape
         layers = self._layers(snapshot, forward.shape, last.split.prefill, beside, self._group, forward.layers_left)
         self._active[forward.id] = self._fed = snapshot.now
-        return Plan(last.split, ResumePrefill(forward.id, layers), reason="the forward goes on beside the step")
+        why = "the forward goes on beside the step"
+        return Plan(last.split, ResumePrefill(forward.id, layers), onward=True, reason=why)
 
     # ---- one side only
 
