@@ -50,14 +50,18 @@ class Capacities(Question):
     policies: tuple[str, ...]
 
     def answer(self, profiles: Path) -> Answer:
-        """Every policy's capacity, with the record of the run at it. A search begins where the last one ended."""
+        """Every policy's capacity, with the record of the run at it. A search begins where the last one ended.
+
+        Rates under a tenth of the first policy's capacity are not tried.
+        """
         started = time.monotonic()
         study = self.study(profiles)
         runs: Answer = {}
-        guess = study.guess
+        guess = least = None
         for policy in self.policies:
-            runs[policy] = study.capacity(policy, guess).record
+            runs[policy] = study.capacity(policy, guess, least).record
             guess = runs[policy]["capacity_rps"] or guess
+            least = least or (guess and 0.1 * guess)
         seconds = round(time.monotonic() - started, 1)
         return {"name": self.cell.name, **asdict(self.cell), "slo": asdict(study.slo), "seconds": seconds, "runs": runs}
 
