@@ -68,13 +68,18 @@ def search(
     """
     trials: list[Trial] = []
     low, high, rate = 0.0, math.inf, guess
-    while len(trials) < most and high > low * (1.0 + tolerance) and rate >= least:
+    while len(trials) < most and high > low * (1.0 + tolerance) and rate >= least and rate > 0.0:
         trials.append(attempt(rate))
         if trials[-1].holds(target):
             low = rate
         else:
             high = rate
-        rate = stride * low if math.isinf(high) else high / stride if low == 0.0 else math.sqrt(low * high)
+        if math.isinf(high):
+            rate = stride * low
+        elif low == 0.0:
+            rate = max(high / stride, least) if high > least else 0.0
+        else:
+            rate = math.sqrt(low * high)
         stride = min(2.0, stride * stride)
     return Capacity(low, tuple(trials))
 

@@ -85,6 +85,8 @@ class Digest:
         state, forward = self._state, flight.forward
         assert forward is not None
         forward.inflight -= 1
+        if forward.id not in state.forwards:  # a group before it failed, and all of it was undone
+            return
         if not flight.last:
             state.drop_dead_forward(forward.id)
             return
@@ -152,6 +154,8 @@ class Digest:
             table.ahead[row] -= 1
         if flight.forward is not None:
             flight.forward.inflight -= 1
+            if flight.forward.id not in state.forwards:  # a group before it failed: its rows may be others' by now
+                return
             state.drop(flight.forward)
         else:
             for part in flight.parts:

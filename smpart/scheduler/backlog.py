@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import gt
 from typing import NamedTuple
@@ -49,11 +50,12 @@ class Backlog(NamedTuple):
     deadlines: Floats
     saved: int
 
-    def without(self, gone: list[int]) -> Backlog:
-        """The backlog less rows that cannot be saved."""
+    def without(self, gone: Sequence[int]) -> Backlog:
+        """The backlog less some rows."""
         stay = ~np.isin(self.rows, gone)
+        saved = int(np.count_nonzero(stay[: self.saved]))
         return Backlog(
-            self.rows[stay], self.starts[stay], self.tokens[stay], self.work[stay], self.deadlines[stay], self.saved
+            self.rows[stay], self.starts[stay], self.tokens[stay], self.work[stay], self.deadlines[stay], saved
         )
 
 

@@ -114,7 +114,11 @@ class _Judge:
         enough = over / max(1e-9, 1.0 - needed) * upper / mean
         others = {most, min(most, max(enough, 2.0 * self._alone))} - {steady}
         steps = [(chunk, mean, upper), *(options.hybrid(predictor, limit) for limit in others)]
-        return [self.way(_HYBRID, whole, mean, upper, chunk * rate / mean, chunk) for chunk, mean, upper in steps]
+        speeds = [min(1.0, chunk * rate / mean) for chunk, mean, _ in steps]
+        return [
+            self.way(_HYBRID, whole, mean, upper, speed, chunk)
+            for (chunk, mean, upper), speed in zip(steps, speeds, strict=True)
+        ]
 
     def way(self, kind: Kind, split: Split, mean: float, upper: float, speed: float, chunk: int = 0) -> _Way:
         """Score one way that goes on as it begins.
@@ -157,7 +161,7 @@ class _Judge:
         costs = mean * (1.0 - beside)
         fastest = max(1e-9, 1.0 - costs / max(upper, _PACE * demand.tpot))
         ends = firsts.ends(most, fastest)
-        needed = firsts.needed(ends)
+        needed = firsts.needed(ends) or 1.0  # where nobody can be saved, what waits has to get on all the same
         length = min(most + demand.waited, max(0.0, costs / max(1e-9, 1.0 - needed) - mean))
         now = min(most, length - demand.waited)
         period = mean + length
@@ -210,22 +214,29 @@ def choose(
         place = splits.index(best[2])
         mean, upper, speed = options.beside(predictor, place)
         ways = [best, *judge.bursts(best[2], mean, upper, speed)]
-    if not demand.starved:
-        ways.append(judge.way(_DECODE, whole, alone.mean, alone.upper, 0.0))
     if snapshot.forwards or not splits:  # else a hybrid step does better
         ways += judge.bursts(whole, alone.mean, alone.upper, 0.0)
+    if demand.starved:
+        ways = [way for way in ways if _gets_on(way, demand.group)]
+    else:
+        ways.append(judge.way(_DECODE, whole, alone.mean, alone.upper, 0.0))
     hybrid = max(judge.hybrids(whole, options, predictor))
     chosen = max(ways, default=hybrid)
     drain = False
     if hybrid[0] > chosen[0]:
         drain = bool(snapshot.forwards) and bool(ways)
         if drain:  # what is started has to get on for that
-            on = max((way for way in ways if way[1] is not _DECODE), default=chosen)
+            on = max((way for way in ways if _gets_on(way, demand.group)), default=chosen)
             chosen = on if on[6] >= chosen[6] else chosen
         else:
             chosen = hybrid
     _, kind, split, speed, chunk, seconds, kept = chosen
     return Choice(kind, split, speed, chunk, seconds, kept, judge.asked, drain)
+
+
+def _gets_on(way: _Way, group: float) -> bool:
+    """Whether prefill gets on with it before the next step has ended: a burst may have no time for a layer `group`."""
+    return way[1] is _SPLIT or (way[1] is _BURST and (way[5] > group or not way[2].exclusive))
 
 
 def _best_split(

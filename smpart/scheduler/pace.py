@@ -12,8 +12,6 @@ Floats = NDArray[np.float64]
 
 _AIM = 0.97
 """Share of the TPOT objective that the pace is set to, so that errors of prediction stay inside the objective."""
-_CATCH_UP = 0.9
-"""A reader behind the pace is owed gaps of this share of the objective."""
 _ANSWER = 128
 """Tokens of an answer, before anything is known of them."""
 _BEST_EFFORT_GAPS = 10.0
@@ -33,7 +31,6 @@ class Readers:
         "_best_effort",
         "_context",
         "_first",
-        "_gaps",
         "_itl",
         "_seqs",
         "_tpot",
@@ -51,7 +48,7 @@ class Readers:
         self._context = int(np.add.reduce(computed, dtype=np.int64)) + len(rows)
         self._first = int(computed[0]) if len(rows) else 0
         self._tpot, self._itl = table.tpot.take(rows), table.itl.take(rows)
-        self._aim, self._gaps = _AIM * self._tpot, _CATCH_UP * self._tpot
+        self._aim = _AIM * self._tpot
         effort = table.best_effort.take(rows)
         self._best_effort = effort if np.count_nonzero(effort) else None
         counts = slice(None) if self._best_effort is None or effort.all() else ~effort
@@ -73,7 +70,11 @@ class Readers:
         """When each row's next token has to be there whatever its pace: no gap is longer than its ITL objective.
 
         Nothing is due earlier than the whole device could deliver it; a row whose pace the whole device cannot hold
-        is owed twice what the device can do. The arguments are those of `token_deadlines`.
+        is owed twice what the device can do: it is lost, but not stalled.
+
+        Args:
+            start: when the step now in flight ends, the last of the rows' launched tokens with it (now, if none is).
+            fastest: seconds of the next step on the whole device.
         """
         gaps = self._itl
         if self.tpot < fastest:
@@ -100,36 +101,3 @@ class Readers:
             return start
         previous: Floats = table.last_token.take(self.rows)
         return np.where(ahead > 0, start, previous) if flying else previous
-
-    def due(self, table: RequestTable, start: float, fastest: float, credit: float) -> Floats:
-        """See `token_deadlines`."""
-        rows = self.rows
-        ahead = table.ahead.take(rows)
-        previous = self._previous(table, ahead, start)
-        ahead += table.outputs.take(rows)
-        pace = ahead * self._aim
-        pace += table.first_token.take(rows) + credit * max(0.0, self.tpot - fastest)
-        gaps = self._gaps
-        if self.tpot < fastest:
-            gaps = np.where(self._tpot < fastest, 2.0 * fastest, gaps)
-        owed = previous + gaps
-        due: Floats = np.fmax(pace, owed, out=pace)
-        np.minimum(due, np.maximum(previous + self._itl, owed, out=owed), out=due)
-        if self._best_effort is not None:
-            due = np.where(self._best_effort, previous + _BEST_EFFORT_GAPS * self._itl, due)
-        return np.fmax(due, start + 1.15 * fastest, out=due)
-
-
-def token_deadlines(table: RequestTable, rows: Rows, start: float, fastest: float, credit: float = 0.0) -> Floats:
-    """When the next token of each row that is not launched yet has to be there; seconds on the engine's clock.
-
-    A row ahead of its reading pace (first token + n × TPOT) has slack up to its ITL objective; a row behind it must
-    catch up; nothing is due earlier than the whole device could deliver it. A row whose pace the whole device cannot
-    hold is owed twice what the device can do: it is lost, but not stalled.
-
-    Args:
-        start: when the step now in flight ends, the last of the rows' launched tokens with it (now, if none is).
-        fastest: seconds of the next step on the whole device.
-        credit: steps on the whole device that would make good again what a reader may fall behind the pace.
-    """
-    return Readers(table, rows).due(table, start, fastest, credit)

@@ -26,3 +26,11 @@ def test_nothing_holds() -> None:
 def test_the_target_is_the_one_asked_for() -> None:
     found = search(lambda rate: Trial(rate, 1.0 - rate / 100, False), 1.0, target=0.99)
     assert found.rate == pytest.approx(1.0, rel=0.06)
+
+
+@pytest.mark.parametrize("truth", [1.0, 1.3, 5.0])
+def test_a_rate_between_the_least_and_the_first_that_fails_is_found(truth: float) -> None:
+    found = search(lambda rate: Trial(rate, 1.0 if rate <= truth else 0.0, False), 10.0, stride=1.2, least=1.0)
+    assert truth / 1.06 <= found.rate <= truth
+    nothing = search(lambda rate: Trial(rate, 0.0, False), 10.0, stride=1.2, least=1.0)
+    assert nothing.rate == 0.0 and min(trial.rate for trial in nothing.trials) == 1.0

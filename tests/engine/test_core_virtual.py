@@ -19,7 +19,7 @@ from smpart.partition import Device, Shape, Split
 from smpart.partition.feasible import feasible_splits
 from smpart.partition.sim import SimLanes
 from smpart.runtime.sampling import SamplingParams
-from smpart.scheduler.plan import Plan
+from smpart.scheduler.plan import Piece, Plan, ResumePrefill, StartPrefill, Step
 from smpart.scheduler.slo import SLO
 
 
@@ -141,3 +141,46 @@ def test_another_salt_shares_no_prefix() -> None:
         core.add(request)
         drain(core)
         assert request.cached_tokens == 0
+
+
+class Raising(GhostBody):
+    """Fails at the first layer group it gets, and so at every later one of that forward."""
+
+    failed = False
+
+    def run(self, payload):
+        answer = super().run(payload)
+        if payload.batch is not None and payload.layers is not None and not self.failed:
+            self.failed = True
+            self._paused.pop(payload.forward)
+            raise RuntimeError("out of memory")
+        return answer
+
+
+class Ahead:
+    """Launches the next layer group while the one before is in flight."""
+
+    name = "ahead"
+
+    def plan(self, snapshot):
+        if snapshot.forwards:
+            more = snapshot.forwards[0].layers_left
+            return Plan(Split(4, 0), ResumePrefill(snapshot.forwards[0].id, 1) if more else None)
+        if snapshot.waiting.size:
+            return Plan(Split(4, 0), StartPrefill((Piece(int(snapshot.waiting[0]), 999),), 1))
+        step = Step(tuple(snapshot.running.tolist())) if snapshot.running.size else None
+        return Plan(Split(0, 4), step=step)
+
+
+def test_a_group_that_fails_while_the_next_is_in_flight_costs_nobody_else() -> None:
+    device = Device("sim", "sim", 4, tuple(range(4)), 1 << 30)
+    lanes = SimLanes(device, feasible_splits(4), cost, Raising)
+    core = EngineCore(lanes, Ahead(), Constant(), BlockPool(64, 16), GhostBoard(8, 256), layers=4, lead_s=float("inf"))
+    core.add(first := ask(0, range(40), 5))
+    while not first.finished:
+        core.turn()
+    core.add(second := ask(1, range(50), 5))
+    drain(core)
+    assert first.finish_reason is FinishReason.ERROR
+    assert second.finish_reason is FinishReason.LENGTH and len(second.token_ids) == 5
+    assert_nothing_held(core)

@@ -100,7 +100,7 @@ def test_a_policy_that_is_asked_less_often_serves_the_same(spec: str, seed: int,
     assert [r.preemptions for r in served] == [r.preemptions for r in expected]
     assert [s[:5] for s in steady.log.spans] == [s[:5] for s in asked.log.spans]
     assert steady.log.bubble == pytest.approx(asked.log.bubble)
-    assert seldom.asked < 0.8 * always.asked
+    assert seldom.asked < 0.95 * always.asked
 
 
 class Once:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smpart.scheduler.backlog import Turns, _fewest_late, backlog
 from smpart.scheduler.costs import Costs
-from smpart.scheduler.pace import token_deadlines
+from smpart.scheduler.pace import Readers
 from tests.scheduler.double import Oracle, gpu_cost
 from tests.scheduler.still import decoding, still, waiting
 
@@ -85,19 +86,23 @@ def test_nobody_ages_past_a_reader_who_lost_the_blocks() -> None:
 
 
 def test_slack_is_lent_but_no_gap_exceeds_the_longest_allowed() -> None:
-    rows = [
+    table = still([
         decoding(100, outputs=1, first_token=1.0, last_token=1.0),  # on pace
         decoding(100, outputs=40, first_token=0.0, last_token=1.0),  # a second ahead
         decoding(100, outputs=10, first_token=0.0, last_token=1.0),  # behind
         decoding(100, outputs=10, first_token=0.0, last_token=0.2),  # stalled for long
-    ]
-    due = token_deadlines(still(rows).table, np.arange(4), 1.0, 0.010)
-    assert due[0] - 1.0 <= 0.05
-    assert abs(due[1] - 1.1) < 1e-9
-    assert 0.0115 <= due[2] - 1.0 < 0.05
-    assert abs(due[3] - 1.0115) < 1e-9
+    ]).table  # fmt: skip
+    readers = Readers(table, np.arange(4))
+    due = readers.latest(table, 1.0, 0.010)
+    assert due[:3] == pytest.approx(1.1), "the ITL objective after the last token"
+    assert due[3] == pytest.approx(1.0115), "no earlier than the device can do it"
+    pace, ends = readers.pace(table)
+    assert pace[0] == pytest.approx(1.05, abs=2e-3) and pace[1] == pytest.approx(2.0, abs=0.07)
+    assert pace[2] < 1.0 and pace[3] == pace[2]
+    assert ends == pytest.approx(5 / (61 + 128)), "how long answers are comes from how long these have gone on"
 
 
 def test_readers_who_cannot_be_served_in_time_are_owed_twice_what_can_be_done() -> None:
-    due = token_deadlines(still([decoding(100, first_token=1.0, last_token=1.0)]).table, np.arange(1), 1.0, 0.2)
+    table = still([decoding(100, first_token=1.0, last_token=1.0)]).table
+    due = Readers(table, np.arange(1)).latest(table, 1.0, 0.2)
     assert abs(due[0] - 1.4) < 1e-9

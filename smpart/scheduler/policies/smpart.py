@@ -149,8 +149,8 @@ class Smpart:
             ahead = self._ahead(snapshot)
             line = self._standing.line(snapshot, self._costs, self._turns, ahead, speed, longest, self._group)
             refuse = self._refuse(snapshot, line)
-            if refuse:
-                line = line.without([row for row, _ in refuse])
+            if refuse or fit.preempt:
+                line = line.without([*(row for row, _ in refuse), *fit.preempt])
             head = pack(snapshot, line, space, self._costs.tokens_in(longest * speed), self._costs.saturation)
         self._note_progress(snapshot, bool(head.pieces))
         self._seen = snapshot.waiting, len(snapshot.prefilling)
@@ -192,6 +192,14 @@ class Smpart:
         why = "the forward goes on beside the step"
         return Plan(last.split, ResumePrefill(forward.id, layers), onward=True, reason=why)
 
+    def proper(self, snapshot: Snapshot) -> tuple[Split, ...]:
+        """The splits to choose from that give both sides units. Raises `UsageError` if the only one wanted is none."""
+        wanted = self._variant.split
+        proper = tuple(split for split in snapshot.splits if not split.exclusive and wanted in ("", str(split)))
+        if wanted and not proper:
+            raise UsageError(f"policy {self.name}: this device has no split {wanted}")
+        return proper
+
     # ---- one side only
 
     def _prefill_alone(self, snapshot: Snapshot, fit: Fit, line: Backlog, head: Pack, refuse: Refusals) -> Plan:
@@ -230,11 +238,7 @@ class Smpart:
         if snapshot.now < self._moved + self._variant.period and self._still_possible(snapshot, head):
             return last
         if snapshot.splits is not self._all:
-            self._all = snapshot.splits
-            wanted = self._variant.split
-            self._proper = tuple(s for s in snapshot.splits if not s.exclusive and wanted in ("", str(s)))
-            if wanted and not self._proper:
-                raise UsageError(f"policy {self.name}: this device has no split {wanted}")
+            self._all, self._proper = snapshot.splits, self.proper(snapshot)
         predictor, forwards = snapshot.predictor, snapshot.forwards
         shape = head.shape if head.pieces else forwards[-1].shape
         options = self._costs.options(predictor, len(readers.tuple), context, shape, self._proper, snapshot.units)
