@@ -29,6 +29,8 @@ GAIN = 0.15
 """What getting twice as much work done is worth, in deadlines kept: breaks ties only."""
 STAY = 0.01
 """What not moving is worth, likewise."""
+_FORCED = 4.0
+"""Layer groups that a starved forward is given though readers have no time for them."""
 _COARSE = 4
 """Splits looked at before their neighbours are, at least."""
 
@@ -218,6 +220,8 @@ def choose(
         ways += judge.bursts(whole, alone.mean, alone.upper, 0.0)
     if demand.starved:
         ways = [way for way in ways if _gets_on(way, demand.group)]
+        if snapshot.forwards and not ways:  # whatever is late for it
+            return Choice(_BURST, whole, 1.0, seconds=_FORCED * demand.group, asked=judge.asked)
     else:
         ways.append(judge.way(_DECODE, whole, alone.mean, alone.upper, 0.0))
     hybrid = max(judge.hybrids(whole, options, predictor))

@@ -201,3 +201,17 @@ def test_prompts_that_nobody_can_save_get_on_beside_a_reader_all_the_same(policy
         plan = made.plan(still(rows, now=now))
         gets_on += plan.prefill is not None or bool(plan.step.pieces)
     assert gets_on >= 20
+
+
+def test_a_started_forward_gets_on_where_no_reader_ever_has_time_and_no_split_helps() -> None:
+    forward = ForwardView(7, (1,), (4000,), Shape.prefill([(4000, 0)]), 20, 0, 0.9)
+    made = make_policy("chunked+slack", slo=SLO(100, 8))
+    got_on = []
+    for turn in range(100):
+        now = 1.0 + 0.008 * turn
+        reader = decoding(1000, outputs=100 + turn, tpot=0.008, itl=0.009, first_token=0.0, last_token=now)
+        late = begun(4000, 0, forward=7, ttft_deadline=0.5)
+        plan = made.plan(still([reader, late], now=now, forwards=(forward,)))
+        assert plan.prefill is not None or plan.step is not None and not plan.step.pieces
+        got_on.append(plan.prefill is not None)
+    assert any(got_on)
