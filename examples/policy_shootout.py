@@ -23,6 +23,7 @@ from typing import Any
 from smpart.bench.plots import figure
 from smpart.bench.questions import Answer, Question, count, inquiry, parser
 from smpart.bench.study import OBJECTIVES, TRACES, Cell, geometric
+from smpart.scheduler import policy_names
 
 NAME = "policy_shootout"
 PLACES = (
@@ -147,6 +148,10 @@ def main() -> None:
     policies, requests = tuple(asked.policies.split(",")), asked.requests
     if asked.quick:
         cells, policies, requests = list(QUICK), (OURS, "chunked", "chunked+slack", "static:50/50"), 100
+    if not cells:
+        options.error(f"--cells {asked.cells}: no such cell; one is {every[0].name!r}")
+    if unknown := [policy for policy in policies if policy.partition(":")[0] not in policy_names()]:
+        options.error(f"--policies: no {', '.join(unknown)}; there are {', '.join(policy_names())}")
 
     def question(cell: Cell) -> Capacities:
         return Capacities(
