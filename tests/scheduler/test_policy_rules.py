@@ -212,6 +212,6 @@ def test_a_started_forward_gets_on_where_no_reader_ever_has_time_and_no_split_he
         reader = decoding(1000, outputs=100 + turn, tpot=0.008, itl=0.009, first_token=0.0, last_token=now)
         late = begun(4000, 0, forward=7, ttft_deadline=0.5)
         plan = made.plan(still([reader, late], now=now, forwards=(forward,)))
-        assert plan.prefill is not None or plan.step is not None and not plan.step.pieces
+        assert plan.prefill is not None or (plan.step is not None and not plan.step.pieces)
         got_on.append(plan.prefill is not None)
     assert any(got_on)
