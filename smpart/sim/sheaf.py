@@ -33,7 +33,7 @@ class Sheaf:
         return low if part == 0.0 else max(low + part * (second(total) - low), _LEAST * low)
 
     def along(self, key: float) -> Curve:
-        """The same as one curve over `total`, which is kept: for keys that recur."""
+        """The same as one curve over `total`, up to twice the last one, which is kept: for keys that recur."""
         curve = self._along.get(key)
         if curve is None:
             curve = self._along[key] = self._blend(key)
