@@ -226,14 +226,12 @@ def choose(
         ways.append(judge.way(_DECODE, whole, alone.mean, alone.upper, 0.0))
     hybrid = max(judge.hybrids(whole, options, predictor))
     chosen = max(ways, default=hybrid)
-    drain = False
-    if hybrid[0] > chosen[0]:
-        drain = bool(snapshot.forwards) and bool(ways)
-        if drain:  # what is started has to get on for that
-            on = max((way for way in ways if _gets_on(way, demand.group)), default=chosen)
-            chosen = on if on[6] >= chosen[6] else chosen
-        else:
-            chosen = hybrid
+    drain = bool(snapshot.forwards) and hybrid[0] > chosen[0]
+    if drain:  # what is started has to get on for that
+        on = max((way for way in ways if _gets_on(way, demand.group)), default=chosen)
+        chosen = on if on[6] >= chosen[6] else chosen
+    elif hybrid[0] > chosen[0]:
+        chosen = hybrid
     _, kind, split, speed, chunk, seconds, kept = chosen
     return Choice(kind, split, speed, chunk, seconds, kept, judge.asked, drain)
 

@@ -243,16 +243,12 @@ class Smpart:
         shape = head.shape if head.pieces else forwards[-1].shape
         options = self._costs.options(predictor, len(readers.tuple), context, shape, self._proper, snapshot.units)
         begin = max(snapshot.now, snapshot.decode_lane.busy_until)
-        paces, price = [], 0.0
         if self._variant.slack:
             due = readers.latest(snapshot.table, begin, options.alone.upper)
-            if readers.tpot > options.alone.mean:
-                gain = max(readers.tpot - options.alone.mean, 0.1 * readers.tpot)
-                pace, ends = readers.pace(snapshot.table)
-                pace.sort()
-                paces, price = pace[pace.searchsorted(begin - HOPELESS * gain) :].tolist(), ends / gain
+            paces, price = self._paces(snapshot, readers, begin, options.alone.mean)
         else:
             due = np.full(len(readers.tuple), begin + max(readers.tpot, 1.15 * options.alone.upper))
+            paces, price = [], 0.0
         due.sort()
         count = min(len(line.rows), max(len(head.pieces), min(line.saved, _COUNTED)))
         work, first, weight = line.work[:count].tolist(), line.deadlines[:count].tolist(), [1] * count
@@ -280,6 +276,16 @@ class Smpart:
         if (choice.kind, choice.split) != (self._last.kind, self._last.split):
             self._moved = snapshot.now
         return choice
+
+    def _paces(self, snapshot: Snapshot, readers: Readers, begin: float, alone: float) -> tuple[list[float], float]:
+        """See `Demand`. What a second behind the pace is worth: how many steps of `alone` seconds on the whole device
+        make it good, and how likely the answer ends at each."""
+        if readers.tpot <= alone:
+            return [], 0.0
+        gain = max(readers.tpot - alone, 0.1 * readers.tpot)
+        pace, ends = readers.pace(snapshot.table)
+        pace.sort()
+        return pace[pace.searchsorted(begin - HOPELESS * gain) :].tolist(), ends / gain
 
     def _still_possible(self, snapshot: Snapshot, head: Pack) -> bool:
         """Whether the last choice can be made again."""
