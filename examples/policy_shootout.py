@@ -53,7 +53,8 @@ class Capacities(Question):
     def answer(self, profiles: Path) -> Answer:
         """Every policy's capacity, with the record of the run at it. A search begins where the last one ended.
 
-        Rates under a tenth of the first policy's capacity are not tried.
+        Rates under a tenth of the first policy's capacity are not tried. Latencies are compared at one rate: what the
+        best chunk budget holds.
         """
         started = time.monotonic()
         study = self.study(profiles)
@@ -63,8 +64,10 @@ class Capacities(Question):
             runs[policy] = study.capacity(policy, guess, least).record
             guess = runs[policy]["capacity_rps"] or guess
             least = least or (guess and 0.1 * guess)
-        seconds = round(time.monotonic() - started, 1)
-        return {"name": self.cell.name, **asdict(self.cell), "slo": asdict(study.slo), "seconds": seconds, "runs": runs}
+        chunked = best_chunked(runs)
+        equal = study.at(OURS, chunked["capacity_rps"]).record if chunked else None
+        about = {"name": self.cell.name, **asdict(self.cell), "slo": asdict(study.slo)}
+        return {**about, "seconds": round(time.monotonic() - started, 1), "runs": runs, "ours_at_chunked": equal}
 
     def line(self, answer: Answer) -> str:
         """Capacities in requests a second, the best first."""
@@ -73,6 +76,21 @@ class Capacities(Question):
         slo = answer["slo"]
         objectives = f"TTFT {slo['ttft_ms']:g}, TPOT {slo['tpot_ms']:g} ms"
         return f"{answer['name']} ({objectives}): {told} [{answer['seconds']:.0f} s]"
+
+
+def best_chunked(runs: dict[str, Any]) -> dict[str, Any] | None:
+    """The run of the chunk budget that holds the highest rate; None if none holds any."""
+    budgets = [run for policy, run in runs.items() if policy.partition(":")[0] == "chunked"]
+    best: dict[str, Any] | None = max(budgets, key=lambda run: float(run["capacity_rps"]), default=None)
+    return best if best and best["capacity_rps"] else None
+
+
+def latencies(cell: dict[str, Any]) -> dict[str, float]:
+    """Our 95th percentile of TTFT and 99th of ITL over those of the best chunk budget, at the rate that one holds."""
+    ours, theirs = cell["ours_at_chunked"], best_chunked(cell["runs"])
+    if not ours or not theirs:
+        return {}
+    return {f"{name}_{at}": ours[name][at] / theirs[name][at] for name, at in (("ttft_ms", "p95"), ("itl_ms", "p99"))}
 
 
 def capacities(cell: dict[str, Any]) -> dict[str, float]:
@@ -111,6 +129,10 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
         "over_best_rival": geometric(best),
         "over_chunked_where_tight": round(sum(tight) / len(tight), 3) if tight else None,
         "over": {policy: geometric(ratios) for policy, ratios in sorted(over.items())},
+        "ours_over_chunked_at_equal_rate": {
+            name: geometric([told[name] for cell in cells if name in (told := latencies(cell))])
+            for name in ("ttft_ms_p95", "itl_ms_p99")
+        },
         "infinite": {policy: sum(map(math.isinf, ratios)) for policy, ratios in sorted(over.items())},
         "lost": lost,
     }
