@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -152,6 +153,25 @@ def test_a_hybrid_step_is_both_parts_in_turn_until_one_was_measured(made: Conten
     prefill, step = Shape.prefill([(512, 0)]), Shape.decode(16, 16 * 512)
     parts = made.predict(matrix([Point(prefill, 132), Point(step, 132)]))
     assert made.predict(matrix([Point(prefill.join(step), 132)])) == pytest.approx([parts.sum()])
+
+
+@pytest.mark.parametrize("count", [12, 200])
+def test_a_hybrid_step_of_many_sequences_is_not_shorter_than_its_parts_though_few_were_measured(count: int) -> None:
+    rng = np.random.default_rng(0)
+    measured = list(SAMPLES)
+    for new, few, each in np.exp2(rng.uniform([4, 0, 6], [9, 4, 13], (count, 3))).astype(int).tolist():
+        seen = Point(Shape.prefill([(new, 0)]).join(Shape.decode(few, few * each)), 132)
+        measured.append(Sample(seen, (float(truth([seen])[0]) * float(np.exp(rng.normal(0.0, 0.01))),)))
+    made = Contention(gpu_samples.MODEL, 132).fit(matrix(s.point for s in measured), targets(measured))
+    tables = compiled(made)
+    for new, many in itertools.product((16, 256, 2048), (64, 128)):
+        prefill, step = Shape.prefill([(new, 0)]), Shape.decode(many, many * 1024)
+        point = Point(prefill.join(step), 132)
+        longer = max(made.predict(matrix([Point(prefill, 132), Point(step, 132)])))
+        (said,), (true,) = made.predict(matrix([point])), truth([point])
+        assert said >= longer * (1.0 - 1e-9)
+        assert true / 1.35 < said < 1.35 * true
+        assert tables.seconds(point.shape, 132) >= 0.93 * longer
 
 
 def test_what_was_never_measured_is_refused_in_words() -> None:

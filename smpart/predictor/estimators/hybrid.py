@@ -20,6 +20,8 @@ class Hybrid:
     """Log seconds of hybrid steps.
 
     Without any measured one a step is taken to be as long as its parts one after the other, which is never too short.
+    It is never taken to be shorter than the longer of its parts: few are measured with many sequences, and what is
+    learnt from those with few would say so.
 
     Args:
         model: dimensions of the model that was measured.
@@ -41,7 +43,8 @@ class Hybrid:
         """
         units = column(X, "units")
         if parts is not None:
-            self.narrow_ = Phase(self.whole).fit(_sums(parts), parts / np.log(2.0), units, y)
+            self.shared_ = float(np.exp(parts[:, 1].min()))
+            self.narrow_ = Phase(self.whole).fit(self._sums(parts), parts / np.log(2.0), units, y)
         if parts is None or not trusted or len(X) > _WIDE:
             self.wide_ = Phase(self.whole).fit(*self._inputs(X, parts), units, y)
         return self
@@ -49,7 +52,8 @@ class Hybrid:
     def predict(self, X: Floats, parts: Floats | None, deviate: bool) -> tuple[Floats, Floats]:  # noqa: N803
         """Log seconds and, where wanted, their standard deviation: float64[n] each. Arguments as for `fit`."""
         if self.wide_ is not None:
-            return self.wide_.predict(*self._inputs(X, parts), column(X, "units"), deviate)
+            logs, sigma = self.wide_.predict(*self._inputs(X, parts), column(X, "units"), deviate)
+            return logs if parts is None else np.maximum(logs, parts.max(axis=1)), sigma
         assert parts is not None
         return self.joined(parts, column(X, "units"))
 
@@ -63,7 +67,8 @@ class Hybrid:
         """The same by nothing but the log seconds of both parts, float64[n, 2]."""
         if self.narrow_ is None:
             return np.logaddexp(parts[:, 0], parts[:, 1]), np.full(len(parts), GUESS)
-        return self.narrow_.predict(_sums(parts), parts / np.log(2.0), units, deviate=True)
+        logs, sigma = self.narrow_.predict(self._sums(parts), parts / np.log(2.0), units, deviate=True)
+        return np.maximum(logs, parts.max(axis=1)), sigma
 
     def _inputs(self, X: Floats, parts: Floats | None) -> tuple[Floats, Floats]:  # noqa: N803
         """Amounts and places. The longest sequence counts by itself: a kernel ends when its last block does."""
@@ -74,7 +79,9 @@ class Hybrid:
             return np.hstack(amounts), np.hstack(places)
         return np.hstack([*amounts, np.exp(parts)]), np.hstack([*places, parts / np.log(2.0)])
 
-
-def _sums(parts: Floats) -> Floats:
-    """Amounts that a hybrid step's seconds are a sum of: a fixed part, and those of both parts."""
-    return np.column_stack([np.ones(len(parts)), np.exp(parts)])
+    def _sums(self, parts: Floats) -> Floats:
+        """Amounts that a hybrid step's seconds are a sum of: a fixed part, those of both parts, and those of both less
+        what they share, the weights, which the shortest decode step does nothing but read."""
+        alone = np.exp(parts)
+        once = np.maximum(alone.sum(axis=1) - self.shared_, alone.max(axis=1))
+        return np.column_stack([np.ones(len(parts)), alone, once])
