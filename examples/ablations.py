@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from smpart.bench.handicaps import Unguarded, Unlearning
 from smpart.bench.plots import figure
-from smpart.bench.questions import Answer, Question, inquiry, parser
+from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, inquiry, parser
 from smpart.bench.study import Cell, Handicap, geometric
 from smpart.engine.deployment import Deployment
 from smpart.predictor import OnlinePredictor, RooflinePrior
@@ -107,10 +108,12 @@ def draw(told: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Run what was asked for."""
     asked = parser(__doc__, NAME, jobs="searches", quick="one cell, four variants, 100 requests").parse_args()
-    cells, variants, requests = CELLS, tuple(VARIANTS), asked.requests
+    cells, variants, requests, minutes = CELLS, tuple(VARIANTS), asked.requests, MINUTES
     if asked.quick:
-        cells, variants, requests = CELLS[:1], ("everything", "no estimator", "no slack", "every 100 ms"), 100
-    questions = [Capacity(cell=cell, requests=requests, variant=variant) for cell in cells for variant in variants]
+        cells, requests, minutes = CELLS[:1], 100, QUICK_MINUTES
+        variants = ("everything", "no estimator", "no slack", "every 100 ms")
+    ask = partial(Capacity, requests=requests, minutes=minutes)
+    questions = [ask(cell=cell, variant=variant) for cell in cells for variant in variants]
     with inquiry(asked, NAME) as survey:
         found: dict[str, dict[str, Any]] = {}
         for question, record in zip(questions, survey.ask(questions), strict=True):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from smpart.bench.plots import figure
-from smpart.bench.questions import Answer, Question, count, inquiry, parser
+from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, count, inquiry, parser
 from smpart.bench.study import OBJECTIVES, TRACES, Cell, geometric
 from smpart.scheduler import policy_names
 
@@ -167,18 +167,18 @@ def main() -> None:
     asked = options.parse_args()
     every = [Cell(*place, trace, kind) for kind, trace, place in itertools.product(OBJECTIVES, TRACES, PLACES)]
     cells = [cell for cell in every if all(word in cell.name for word in asked.cells.split("+"))]
-    policies, requests = tuple(asked.policies.split(",")), asked.requests
+    policies, requests, minutes = tuple(asked.policies.split(",")), asked.requests, MINUTES
     if asked.quick:
-        cells, policies, requests = list(QUICK), (OURS, "chunked", "chunked+slack", "static:50/50"), 100
+        cells, requests, minutes = list(QUICK), 100, QUICK_MINUTES
+        policies = (OURS, "chunked", "chunked+slack", "static:50/50")
     if not cells:
         options.error(f"--cells {asked.cells}: no such cell; one is {every[0].name!r}")
     if unknown := [policy for policy in policies if policy.partition(":")[0] not in policy_names()]:
         options.error(f"--policies: no {', '.join(unknown)}; there are {', '.join(policy_names())}")
 
     def question(cell: Cell) -> Capacities:
-        return Capacities(
-            cell=cell, requests=requests, windows=asked.windows, contention=asked.contention, policies=policies
-        )
+        where = {"windows": asked.windows, "contention": asked.contention, "minutes": minutes}
+        return Capacities(cell=cell, requests=requests, policies=policies, **where)
 
     with inquiry(asked, NAME) as survey:
         survey.ask([question(cell) for cell in cells])

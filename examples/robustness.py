@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from smpart.bench.handicaps import Wrong
 from smpart.bench.plots import figure
-from smpart.bench.questions import Answer, Question, count, inquiry, parser
+from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, count, inquiry, parser
 from smpart.bench.study import TRACES, Cell, Study
 from smpart.bench.tracefile import read_trace
 from smpart.engine.deployment import Deployment
@@ -90,9 +90,8 @@ class Attainment(Question):
         }  # fmt: skip
 
 
-def questions(load: float, requests: int, windows: int, factors: tuple[float, ...]) -> Iterator[Attainment]:
-    """All of them."""
-    ask = partial(Attainment, load=load, requests=requests, windows=windows)
+def questions(ask: Callable[..., Attainment], factors: tuple[float, ...]) -> Iterator[Attainment]:
+    """All of them, each with what `ask` adds."""
     calm = partial(ask, kind="undisturbed", case="azure-conv", cell=BASE)
     wrong = partial(ask, kind="wrong", cell=BASE)
     yield calm()
@@ -147,12 +146,12 @@ def main() -> None:
     options = parser(__doc__, NAME, jobs="runs", quick="two factors, one window, 80 requests")
     options.add_argument("--windows", type=count, default=3, help="windows of the trace")
     asked = options.parse_args()
-    requests, windows, factors = asked.requests, asked.windows, FACTORS
+    size, factors = {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}, FACTORS
     if asked.quick:
-        requests, windows, factors = 80, 1, (0.7, 1.5)
+        size, factors = {"requests": 80, "windows": 1, "minutes": QUICK_MINUTES}, (0.7, 1.5)
     with inquiry(asked, NAME) as survey:
-        (held,) = survey.ask([Capacity(cell=BASE, requests=requests, windows=windows)])
-        answers = survey.ask(list(questions(SHARE * held["over_guess"], requests, windows, factors)))
+        (held,) = survey.ask([Capacity(cell=BASE, **size)])
+        answers = survey.ask(list(questions(partial(Attainment, load=SHARE * held["over_guess"], **size), factors)))
         rows = [{key: value for key, value in answer.items() if key != "runs"} for answer in answers]
         told = {"capacity_rps": held["capacity_rps"], "share": SHARE, "attainments": rows}
         survey.finish(told, lambda path: draw(answers, path))

@@ -14,13 +14,14 @@ Latencies are taken at the same load per GPU, a share of what smpart holds; capa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from smpart.bench.plots import figure
-from smpart.bench.questions import Answer, Question, inquiry, parser
+from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, inquiry, parser
 from smpart.bench.study import Cell
 from smpart.sim import DIMENSIONS
 
@@ -125,13 +126,14 @@ def draw(cells: dict[str, list[dict[str, Any]]], path: Path) -> None:
 def main() -> None:
     """Run what was asked for."""
     asked = parser(__doc__, NAME, jobs="policies", quick="one cell, 80 requests").parse_args()
-    cells, requests = (CELLS[:1], 80) if asked.quick else (CELLS, asked.requests)
+    cells, requests, minutes = (CELLS[:1], 80, QUICK_MINUTES) if asked.quick else (CELLS, asked.requests, MINUTES)
     found: dict[str, list[dict[str, Any]]] = {}
     with inquiry(asked, NAME) as survey:
-        capacities = survey.ask([Capacity(cell=cell, requests=requests) for cell in cells])
+        capacities = survey.ask([Capacity(cell=cell, requests=requests, minutes=minutes) for cell in cells])
         for cell, held in zip(cells, capacities, strict=True):
             load = SHARE * float(held["capacity_rps"])
-            rows = [Row(cell=cell, requests=requests, policy=policy, load=load) for policy in GENERATIONS]
+            ask = partial(Row, cell=cell, requests=requests, minutes=minutes, load=load)
+            rows = [ask(policy=policy) for policy in GENERATIONS]
             found[cell.name] = survey.ask(rows)
             survey.show(table(cell, found[cell.name], load))
         tables = {name: [{k: v for k, v in row.items() if k != "run"} for row in rows] for name, rows in found.items()}

@@ -31,6 +31,9 @@ from smpart.errors import SmpartError, UsageError
 Answer = dict[str, Any]
 """Ready for JSON."""
 
+MINUTES, QUICK_MINUTES = 10, 2
+"""Virtual ones that profiles are measured for. In 2 a model of 70 billion weights runs too few forwards."""
+
 _SCHEMA = 1
 _WIDE = 160
 """Columns that tables may have where there is no terminal that tells."""
@@ -45,12 +48,14 @@ class Question(ABC):
 
     Attributes:
         requests, windows, contention: as `Study` takes them.
+        minutes: of the profile that policies predict from.
     """
 
     cell: Cell
     requests: int
     windows: int = 1
     contention: float = 1.0
+    minutes: int = MINUTES
 
     @abstractmethod
     def answer(self, profiles: Path) -> Answer:
@@ -62,7 +67,7 @@ class Question(ABC):
 
     def profile(self, profiles: Path) -> str:
         """What policies predict from, made if it is missing."""
-        return profiled(self.cell.model, self.cell.gpu, profiles, self.contention)
+        return profiled(self.cell.model, self.cell.gpu, profiles, self.contention, self.minutes)
 
     def study(self, profiles: Path, handicap: Handicap | None = None) -> Study:
         """The cell, ready to be asked."""
@@ -137,7 +142,9 @@ class Inquiry:
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """The answers, in the order of the questions; those that are not known yet are found, saved and told."""
         todo = [question for question in questions if question.key not in self._answers]
-        places = {(q.cell.model, q.cell.gpu, q.contention): q for q in todo}  # each is profiled before anybody needs it
+        places = {
+            (q.cell.model, q.cell.gpu, q.contention, q.minutes): q for q in todo
+        }  # each is profiled before anybody needs it
         for _, profile in as_done(self._pool, partial(_profile, profiles=self._profiles), places.values()):
             self.say(f"profile: {profile}")
         for question, answer in as_done(self._pool, partial(_answer, profiles=self._profiles), todo):

@@ -164,13 +164,13 @@ class Study:
         return SLO(ttft_ms=_round(ttft), tpot_ms=_round(tpot)), _round(guess)
 
 
-def profiled(model: str, gpu: str, folder: Path, contention: float = 1.0, minutes: float = 2.0) -> str:
+def profiled(model: str, gpu: str, folder: Path, contention: float, minutes: int) -> str:
     """A profile of a model on a simulated GPU, measured in virtual time if `folder` has none yet; for `Study`.
 
     What policies predict from is then what `smpart profile` would have measured, not what a cold start guesses: a
     replay of a few hundred requests lasts seconds.
     """
-    place = folder / f"{model}-{gpu}{_worse(contention)}"
+    place = folder / f"{model}-{gpu}{_worse(contention)}-{minutes}min"
     if not (place / NAME).is_file():
         options = profile.Options(model, place, minutes, f"sim:{gpu}{_worse(contention)}", "bfloat16")
         profile.measure(options, Doubt, lambda made: fit_folder(made, published={}).report, _silent, _unshown)
