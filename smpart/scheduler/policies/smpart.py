@@ -8,9 +8,9 @@ behind the pace of the TPOT, by how long it takes to catch up and how likely the
 equal worth the one that can be kept up is taken, then the one that gets the most work done, then the present one.
 
 Bounds that hold whatever the load: a started forward is paused for at most `PAUSE` TTFT objectives (and one layer
-group) while others pass it; prefill as a whole goes without a token for at most `STARVE` of them; ageing rows get
-every fourth start (`backlog`); decode is put off only within every reader's deadline. Under overload requests that
-cannot be in time any more go behind those that can; ``smpart:refuse`` refuses them instead.
+group) while others pass it; prefill as a whole goes without a token for at most `STARVE` of them (`started`); ageing
+rows get every fourth start (`backlog`); decode is put off only within every reader's deadline. Under overload requests
+that cannot be in time any more go behind those that can; ``smpart:refuse`` refuses them instead.
 
 To learn what its parts are worth they can be left out: ``no-slack`` owes every reader a token each TPOT, whatever it
 has ahead, ``no-preemption`` lets no prompt pass a started forward, ``split=P/D`` leaves one split to choose,
@@ -40,10 +40,9 @@ from smpart.scheduler.packing import EMPTY, Pack, most_rows, pack, room
 from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill, Step, only_decodes
 from smpart.scheduler.registry import Setup, register
 from smpart.scheduler.snapshot import ForwardView, Rows, Snapshot
+from smpart.scheduler.started import Started
 from smpart.scheduler.table import RequestTable
 
-PAUSE = 1.0
-STARVE = 2.0
 GROUP = 0.12
 """A layer group takes at most this share of the TPOT objective..."""
 LEAST_GROUP_S = 2e-3
@@ -118,16 +117,14 @@ class Smpart:
         self.name = f"smpart:{setup.argument}" if setup.argument else "smpart"
         self._moved = -math.inf
         self._group = max(LEAST_GROUP_S, GROUP * setup.slo.tpot_ms / 1e3)
-        self._ttft = setup.slo.ttft_ms / 1e3
         self._costs = Costs()
+        self._started = Started(self._costs, setup.slo.ttft_ms / 1e3)
         self._turns = Turns()
         self._standing = Standing()
         self._readers = Readers(RequestTable(0), np.zeros(0, dtype=np.intp))
         self._last = Choice(Kind.DECODE, Split(0, 1), 1.0)
         self._surveys = 0
         self._seen: tuple[Rows, int] = (np.zeros(0, dtype=np.intp), 0)
-        self._active: dict[int, float] = {}
-        self._fed = -math.inf
         self._all: tuple[Split, ...] = ()
         self._proper: tuple[Split, ...] = ()
 
@@ -146,13 +143,13 @@ class Smpart:
             line, head = NOBODY, EMPTY
         else:
             speed, longest = max(0.2, self._last.speed), self._group * snapshot.layers
-            ahead = self._ahead(snapshot)
+            ahead = self._started.ahead(snapshot)
             line = self._standing.line(snapshot, self._costs, self._turns, ahead, speed, longest, self._group)
             refuse = self._refuse(snapshot, line)
             if refuse or fit.preempt:
                 line = line.without([*(row for row, _ in refuse), *fit.preempt])
             head = pack(snapshot, line, space, self._costs.tokens_in(longest * speed), self._costs.saturation)
-        self._note_progress(snapshot, bool(head.pieces))
+        self._started.note(snapshot, bool(head.pieces))
         self._seen = snapshot.waiting, len(snapshot.prefilling)
         if not readers.tuple:
             return self._prefill_alone(snapshot, fit, line, head, refuse)
@@ -188,7 +185,7 @@ class Smpart:
             return None
         (forward,), beside = forwards, snapshot.decode_lane.shape
         layers = self._layers(snapshot, forward.shape, last.split.prefill, beside, self._group, forward.layers_left)
-        self._active[forward.id] = self._fed = snapshot.now
+        self._started.resumed(forward, snapshot.now)
         why = "the forward goes on beside the step"
         return Plan(last.split, ResumePrefill(forward.id, layers), onward=True, reason=why)
 
@@ -226,7 +223,7 @@ class Smpart:
         reason = f"{reason}: decode on {split.decode}"
         steady = split.exclusive and only_decodes(snapshot, batch)
         if steady:
-            self._fed = -math.inf  # nobody can starve before the next decision
+            self._started.nobody_waits()
         return Plan(split, step=step, preempt=preempt, refuse=refuse, steady=steady, reason=reason)
 
     # ---- both sides
@@ -253,8 +250,8 @@ class Smpart:
         count = min(len(line.rows), max(len(head.pieces), min(line.saved, _COUNTED)))
         work, first, weight = line.work[:count].tolist(), line.deadlines[:count].tolist(), [1] * count
         if forwards:
-            work = [self._until_first(snapshot, forward) for forward in forwards] + work
-            first = [self._due(snapshot, forward) for forward in forwards] + first
+            work = [self._started.until_first(snapshot, forward) for forward in forwards] + work
+            first = [self._started.due(snapshot, forward) for forward in forwards] + first
             weight = [len(forward.rows) for forward in forwards] + weight
         demand = Demand(
             due.tolist(),
@@ -268,7 +265,7 @@ class Smpart:
             weight,
             options.rate,
             options.rate * shape.prefill_tokens / snapshot.layers,
-            snapshot.now - self._fed > STARVE * self._ttft,
+            self._started.starving(snapshot.now),
             self._surveys % _SURVEY == 0,
         )
         self._surveys += 1
@@ -302,7 +299,7 @@ class Smpart:
         fresh = bool(head.pieces) and len(snapshot.forwards) < snapshot.max_paused and not drain
         beside = snapshot.decode_lane.shape
         if paused and not (fresh and self._may_pass(snapshot, line, head, paused)):
-            forward = self._overdue(snapshot, paused) or paused[-1]
+            forward = self._started.overdue(snapshot, paused) or paused[-1]
             layers = self._layers(snapshot, forward.shape, units, beside, bound, forward.layers_left)
             return ResumePrefill(forward.id, layers)
         if fresh:
@@ -312,11 +309,11 @@ class Smpart:
     def _may_pass(self, snapshot: Snapshot, line: Backlog, head: Pack, paused: list[ForwardView]) -> bool:
         """Whether a new forward may start before the paused one goes on: a short one that can be saved, if that
         costs the paused one nothing. Nobody passes a forward that passed another, nor one that waited too long."""
-        if not self._variant.preemption or len(paused) > 1 or not line.saved or self._overdue(snapshot, paused):
+        if not self._variant.preemption or len(paused) > 1 or not line.saved or self._started.overdue(snapshot, paused):
             return False
         work = self._costs.work_of(head.shape.prefill_tokens)
-        left = self._left(snapshot, paused[0])
-        slack = self._due(snapshot, paused[0]) - snapshot.now - left / max(0.2, self._last.speed)
+        left = self._started.left(snapshot, paused[0])
+        slack = self._started.due(snapshot, paused[0]) - snapshot.now - left / max(0.2, self._last.speed)
         return work <= 0.5 * left and (slack < 0 or work / max(0.2, self._last.speed) <= 0.5 * slack)
 
     def _layers(
@@ -334,49 +331,6 @@ class Smpart:
             return 0.0
         last = float(np.fmin.reduce(snapshot.table.last_token.take(readers.rows)))
         return max(0.0, max(snapshot.now, snapshot.prefill_lane.busy_until) - last)
-
-    # ---- what it knows of started forwards and of itself
-
-    def _left(self, snapshot: Snapshot, forward: ForwardView) -> float:
-        """Seconds of work left in a forward, on the whole device, alone."""
-        whole = self._costs.work_of(forward.shape.prefill_tokens)
-        return whole * (forward.layers_left + 0.5 * bool(forward.inflight)) / snapshot.layers
-
-    def _until_first(self, snapshot: Snapshot, forward: ForwardView) -> float:
-        """Seconds of work until each of its rows has its first token: a long prompt may end in a later forward."""
-        table = snapshot.table
-        rest = sum(int(table.known[row]) - int(table.computed[row]) for row in forward.rows)
-        return self._left(snapshot, forward) + (self._costs.work_of(rest) if rest > 0 else 0.0)
-
-    def _due(self, snapshot: Snapshot, forward: ForwardView) -> float:
-        return float(min(snapshot.table.ttft_deadline[row] for row in forward.rows))
-
-    def _ahead(self, snapshot: Snapshot) -> float:
-        return sum(self._left(snapshot, forward) for forward in snapshot.forwards)
-
-    def _overdue(self, snapshot: Snapshot, paused: list[ForwardView]) -> ForwardView | None:
-        """The forward paused longest, if that is too long."""
-        late = min(paused, key=lambda forward: self._active.get(forward.id, forward.started))
-        since = self._active.get(late.id, late.started)
-        return late if snapshot.now - since > PAUSE * self._ttft else None
-
-    def _note_progress(self, snapshot: Snapshot, waits: bool) -> None:
-        """Remember when each started forward, and prefill as a whole, was last seen to get on."""
-        now = snapshot.now
-        for forward in snapshot.forwards:
-            if forward.inflight or forward.id not in self._active:
-                self._active[forward.id] = now
-        if len(self._active) > 4 * snapshot.max_paused:
-            there = {forward.id for forward in snapshot.forwards}
-            self._active = {number: since for number, since in self._active.items() if number in there}
-        idle = not waits and not snapshot.forwards
-        if (
-            self._fed == -math.inf
-            or idle
-            or snapshot.prefill_lane.inflight
-            or snapshot.decode_lane.shape.prefill_tokens
-        ):
-            self._fed = now
 
     def _refuse(self, snapshot: Snapshot, line: Backlog) -> Refusals:
         """Waiting rows whose first token cannot be in time, if late ones are to be refused."""
