@@ -34,6 +34,7 @@ class SiliconCost:
         gpu: a name of `smpart.partition.gpus.GPUS`.
         engine: whose kernels, one of `op_tables.ENGINES`; of an RTX 4090 there are vLLM's alone.
         host: the engine's overheads; None: `HOSTS` of the engine.
+        pads: see `Measured`; the engines that were timed do not.
         contention: multiplies the kernels' time beside a neighbour: 1.1 makes a neighbour 10 % worse than assumed.
 
     Raises:
@@ -43,13 +44,20 @@ class SiliconCost:
     """
 
     def __init__(
-        self, model: Dimensions, gpu: str, *, engine: str = "vllm", host: Host | None = None, contention: float = 1.0
+        self,
+        model: Dimensions,
+        gpu: str,
+        *,
+        engine: str = "vllm",
+        host: Host | None = None,
+        pads: bool = True,
+        contention: float = 1.0,
     ) -> None:
         if gpu not in GPUS:
             raise UsageError(f"no GPU {gpu!r} is known; there are {', '.join(GPUS)}")
         if engine not in op_tables.ENGINES:
             raise UsageError(f"no engine {engine!r} was timed; there are {', '.join(op_tables.ENGINES)}")
-        self._kernels: Kernels = Rtx4090(model) if gpu == "rtx4090" else measured(model, gpu, engine)
+        self._kernels: Kernels = Rtx4090(model) if gpu == "rtx4090" else measured(model, gpu, engine, pads)
         self._scaling = Scaling(gpu)
         self._units = GPUS[gpu].sms
         self._host = host or HOSTS[engine]

@@ -36,8 +36,18 @@ def test_matmuls_are_the_table_at_its_nodes():
         row["m"]: row["latency"] / 1e3
         for row in rows("gemm", "gemm_perf.parquet", gemm_dtype="bfloat16", n=4096, k=4096)
     }
-    ours = measured(MODEL, "h100", "vllm")._matmul(size, "bfloat16")
+    ours = measured(MODEL, "h100", "vllm", pads=False)._matmul(size, "bfloat16")
     assert ours == pytest.approx(table)
+
+
+def test_a_matmul_is_padded_where_one_of_more_tokens_was_quicker():
+    model = DIMENSIONS["llama-3.1-70b-fp8"]
+    plain, padded = (measured(model, "h200", "vllm", pads)._matmul((8192, 8192), "fp8") for pads in (False, True))
+    assert plain[257] > 1.2 * plain[512]
+    assert padded == {m: min(seconds for n, seconds in plain.items() if n >= m) for m in plain}
+    cost = SiliconCost(model, "h200", host=FREE)
+    times = [cost(Shape.prefill([(tokens, 0)]), 132, *NOBODY) for tokens in (200, 256, 257, 400, 512, 513, 1024)]
+    assert times == sorted(times)
 
 
 @pytest.mark.parametrize(("batch", "step"), [(1, 1023), (64, 1023), (256, 511)])

@@ -33,7 +33,7 @@ def predict(point: EndToEnd, host: Host | None = None) -> Latency:
     element = 1 if model.kv == "fp8" else 2
     token = 2 * model.layers * model.kv_width * element
     blocks = int((_USED * gpu.memory_bytes - model.rank.weight_bytes) / (token * BLOCK_TOKENS))
-    cost = SiliconCost(model, point.gpu, engine=point.engine, host=host or engine.host)
+    cost = SiliconCost(model, point.gpu, engine=point.engine, host=host or engine.host, pads=False)
     sequences = max(256, point.concurrency)
     core = virtual_core(model.rank, point.gpu, cost, engine.policy(), blocks=blocks, sequences=sequences)
     return closed_loop(core, point.concurrency, point.prompt, point.output, together=point.together)
@@ -72,7 +72,7 @@ def busy(point: EndToEnd) -> float:
     second; each takes its share of a packed prefill and of decode steps. A point beyond 1 contradicts what its kernels
     were timed at: its prompts were cached, its clients were fewer, or the tables are slow.
     """
-    cost = SiliconCost(point.model, point.gpu, engine=point.engine, host=Host(step=0.0))
+    cost = SiliconCost(point.model, point.gpu, engine=point.engine, host=Host(step=0.0), pads=False)
     units, clients, nobody = GPUS[point.gpu].sms, point.concurrency, Shape()
     packed = max(1, _PACKED // point.prompt)
     prefill = cost(Shape.prefill([(point.prompt, 0)] * packed), units, nobody, 0) / packed
