@@ -44,15 +44,29 @@ class Capacity:
     trials: tuple[Trial, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How a search goes about it.
+
+    Attributes:
+        tolerance: it ends when the lowest rate that failed is within this share of the highest that held.
+        stride: first factor from rate to rate until one held and one failed, small where the guess is good; it grows
+            to 2.
+        least: lower rates are not tried.
+    """
+
+    tolerance: float = 0.05
+    stride: float = 2.0
+    least: float = 0.0
+
+
 def search(
     attempt: Callable[[float], Trial],
     guess: float,
+    care: Care = Care(),
     *,
     target: float = 0.9,
-    tolerance: float = 0.05,
     most: int = 16,
-    stride: float = 2.0,
-    least: float = 0.0,
 ) -> Capacity:
     """Doubling, then bisection of the logarithm of the rate.
 
@@ -60,15 +74,11 @@ def search(
         attempt: tries one rate (on the same seeds each time, so that rates and policies are paired).
         guess: where to start, requests per second.
         target: attainment that must be reached.
-        tolerance: the search ends when the lowest rate that failed is within this share of the highest that held.
         most: trials at most.
-        stride: first factor from rate to rate until one held and one failed, small where the guess is good; it grows
-            to 2.
-        least: lower rates are not tried.
     """
     trials: list[Trial] = []
-    low, high, rate = 0.0, math.inf, guess
-    while len(trials) < most and high > low * (1.0 + tolerance) and rate >= least and rate > 0.0:
+    low, high, rate, stride = 0.0, math.inf, guess, care.stride
+    while len(trials) < most and high > low * (1.0 + care.tolerance) and rate >= care.least and rate > 0.0:
         trials.append(attempt(rate))
         if trials[-1].holds(target):
             low = rate
@@ -77,7 +87,7 @@ def search(
         if math.isinf(high):
             rate = stride * low
         elif low == 0.0:
-            rate = max(high / stride, least) if high > least else 0.0
+            rate = max(high / stride, care.least) if high > care.least else 0.0
         else:
             rate = math.sqrt(low * high)
         stride = min(2.0, stride * stride)
@@ -91,15 +101,6 @@ def hopeless_below(target: float, seeds: int) -> float:
     (0.9, 0.7, 0.0)
     """
     return max(0.0, round(1.0 - seeds * (1.0 - target), 9))
-
-
-@dataclass(frozen=True, slots=True)
-class Care:
-    """How a search goes about it: what `search` takes by these names."""
-
-    tolerance: float = 0.05
-    stride: float = 2.0
-    least: float = 0.0
 
 
 def at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], care: Care = Care()) -> Iterator[Run]:
@@ -129,8 +130,8 @@ def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: s
                 growing += backlog_grows(made.replay)
                 cut |= made.replay.reachable is not None
             trials[rate] = trial = Trial(rate, fmean(shares), 2 * growing > len(shares), cut)
-            if trial.holds(options.attainment[0]):
-                held.clear()  # rates that hold only rise: the last one is asked for in the end
+            if trial.holds(options.attainment[0]) and rate > max(held, default=0.0):
+                held.clear()  # only the highest rate that holds is asked for in the end
                 held[rate] = runs[0]
             queue = "the queue grows" if trial.grows else "the queue does not grow"
             said = f"at most {trial.attainment:.1%}, cut short" if trial.cut else f"{trial.attainment:.1%}, {queue}"
@@ -140,9 +141,7 @@ def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: s
     found: dict[float, float] = {}
     for target in options.attainment:
         guess = next((rate for rate in found.values() if rate), bench.load.rate)
-        found[target] = search(
-            attempt, guess, target=target, tolerance=care.tolerance, stride=care.stride, least=care.least
-        ).rate
+        found[target] = search(attempt, guess, care, target=target).rate
     rate = found[options.attainment[0]]
     best = held.get(rate) or next(iter(crew.runs([Task(policy, rate or min(trials), seeds[0])])))
     tried = [_told(trial) for trial in trials.values()]

@@ -17,7 +17,7 @@ from smpart.bench.advise.question import Question
 from smpart.bench.advise.rates import Rates, Search
 from smpart.bench.advise.reach import out_of_reach
 from smpart.bench.bench import Chosen, Options, Task
-from smpart.bench.capacity import Trial, search
+from smpart.bench.capacity import Care, Trial, search
 from smpart.bench.crew import Recipe
 from smpart.bench.load import Arrival, Load, Prefix
 from smpart.bench.source import TraceOptions
@@ -53,12 +53,12 @@ def test_those_who_fail_are_not_tried_again() -> None:
 
 
 def test_a_good_guess_takes_few_trials() -> None:
-    found = search(lambda rate: Trial(rate, float(rate <= 10.0), False), 9.5, tolerance=0.03, stride=1.25)
+    found = search(lambda rate: Trial(rate, float(rate <= 10.0), False), 9.5, Care(0.03, 1.25))
     assert found.rate == pytest.approx(10.0, rel=0.03) and len(found.trials) <= 6
 
 
 def test_rates_that_do_not_matter_are_not_tried() -> None:
-    found = search(lambda rate: Trial(rate, 0.0, False), 1.0, stride=1.25, least=0.2)
+    found = search(lambda rate: Trial(rate, 0.0, False), 1.0, Care(stride=1.25, least=0.2))
     assert found.rate == 0.0 and min(trial.rate for trial in found.trials) >= 0.2
 
 

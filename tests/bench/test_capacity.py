@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smpart.bench.capacity import Trial, search
+from smpart.bench.capacity import Care, Trial, search
+
+CLOSE = Care(stride=1.2, least=1.0)
 
 
 @given(st.floats(0.01, 1000), st.floats(0.01, 1000))
@@ -30,7 +32,7 @@ def test_the_target_is_the_one_asked_for() -> None:
 
 @pytest.mark.parametrize("truth", [1.0, 1.3, 5.0])
 def test_a_rate_between_the_least_and_the_first_that_fails_is_found(truth: float) -> None:
-    found = search(lambda rate: Trial(rate, 1.0 if rate <= truth else 0.0, False), 10.0, stride=1.2, least=1.0)
+    found = search(lambda rate: Trial(rate, 1.0 if rate <= truth else 0.0, False), 10.0, CLOSE)
     assert truth / 1.06 <= found.rate <= truth
-    nothing = search(lambda rate: Trial(rate, 0.0, False), 10.0, stride=1.2, least=1.0)
+    nothing = search(lambda rate: Trial(rate, 0.0, False), 10.0, CLOSE)
     assert nothing.rate == 0.0 and min(trial.rate for trial in nothing.trials) == 1.0

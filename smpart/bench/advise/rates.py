@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from smpart.bench.bench import Task
-from smpart.bench.capacity import Trial, search
+from smpart.bench.capacity import Care, Trial, search
 from smpart.bench.crew import Crew
 from smpart.bench.metrics import attainment, backlog_grows
 from smpart.bench.run import Run
@@ -60,10 +60,7 @@ class Rates:
         def attempt(rate: float) -> Trial:
             return self.attempt([asked.policy], rate, asked.seed)[asked.policy]
 
-        found = search(
-            attempt, asked.guess, target=self._target, tolerance=TOLERANCE, stride=_STRIDE, least=asked.least
-        )
-        return found.rate
+        return search(attempt, asked.guess, Care(TOLERANCE, _STRIDE, asked.least), target=self._target).rate
 
     def capacities(self, searches: Sequence[Search]) -> Iterator[float]:
         """`capacity` of each, in their order, several at once if the crew makes several runs at once."""
