@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from smpart.bench.plots import figure
 from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, count, inquiry, parser
 from smpart.bench.study import OBJECTIVES, TRACES, Cell, geometric
@@ -138,6 +140,21 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def table(cells: list[dict[str, Any]]) -> Table:
+    """For people: capacities in requests a second, and ours over the best rival's."""
+    view = Table(title="capacity, req/s; TTFT and TPOT in ms", title_justify="left")
+    names = list(dict.fromkeys(name for cell in cells for name in capacities(cell)))
+    for name in ("model, GPU, trace, objectives", "TTFT", "TPOT", *names, f"{OURS} / best"):
+        view.add_column(name, justify="left" if name.startswith("model") else "right")
+    for cell in cells:
+        held = capacities(cell)
+        best = max((rate for name, rate in held.items() if name != OURS), default=0.0)
+        ratio = f"{held[OURS] / best:.2f}" if best and OURS in held else "-"
+        rates = (f"{held[name]:.3g}" if name in held else "-" for name in names)
+        view.add_row(cell["name"], f"{cell['slo']['ttft_ms']:g}", f"{cell['slo']['tpot_ms']:g}", *rates, ratio)
+    return view
+
+
 def draw(cells: list[dict[str, Any]], path: Path) -> None:
     """Each rival's capacity over ours, a dot a cell."""
     canvas, (axis,) = figure(1, [1.0], (9, 4.5))
@@ -185,6 +202,7 @@ def main() -> None:
         done = survey.known(question(cell) for cell in every)
         told = summary(done)
         survey.finish({"summary": told}, lambda path: draw(done, path))
+        survey.show(table(done))
         survey.show(json.dumps(told, indent=1))
 
 
