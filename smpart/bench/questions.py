@@ -142,6 +142,8 @@ class Inquiry:
     def ask(self, questions: Sequence[Question]) -> list[Answer]:
         """The answers, in the order of the questions; those that are not known yet are found, saved and told."""
         todo = [question for question in questions if question.key not in self._answers]
+        for cell in {question.cell for question in todo}:
+            cell.source()  # profiles take minutes: what is absent is told before
         # Each place is profiled before anybody needs it.
         places = {(q.cell.model, q.cell.gpu, q.contention, q.minutes): q for q in todo}
         for _, profile in as_done(self._pool, partial(_profile, profiles=self._profiles), places.values()):

@@ -80,6 +80,10 @@ class Cell:
         """In words."""
         return f"{self.model} on {self.gpu}, {self.trace}, {self.objective}"
 
+    def source(self) -> str:
+        """The trace, as ``smpart bench --trace`` takes it. Raises `UsageError` for one of `TRACES` that is absent."""
+        return str(data_file(TRACES[self.trace])) if self.trace in TRACES else self.trace
+
 
 class Study:
     """A cell, ready to be asked.
@@ -106,8 +110,7 @@ class Study:
         predicts: str = "none",
     ) -> None:
         self.cell, self.windows = cell, windows
-        trace = str(data_file(TRACES[cell.trace])) if cell.trace in TRACES else cell.trace
-        self._source = TraceOptions(trace, limit=requests, clip=True)
+        self._source = TraceOptions(cell.source(), limit=requests, clip=True)
         made = Deployment.open(
             cell.model, backend=f"sim:{cell.gpu}{_worse(contention)}", dtype="bfloat16", profile=predicts
         )

@@ -20,6 +20,7 @@ from toy_question import Toy
 import smpart
 from smpart.bench import questions
 from smpart.bench.questions import inquiry, parser
+from smpart.bench.study import Cell
 
 SCRIPT = """
 import sys
@@ -99,6 +100,17 @@ def test_what_was_answered_outlives_a_kill_and_an_error(options: argparse.Namesp
         survey.ask([Toy(number=2), Toy(number=3), Toy(number=4), Toy(number=0)])
     assert ended.value.code == 1 and sorted(asked(options)) == ["2", "3", "4"]
     assert {entry["question"]["number"] for entry in kept(options)["answers"]} == {2, 3, 4}
+
+
+def test_a_trace_that_is_absent_is_told_before_anything_is_profiled(
+    options: argparse.Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SMPART_DATA", str(tmp_path))
+    with pytest.raises(SystemExit) as ended, inquiry(options, "toy") as survey:
+        survey.ask([Toy(number=2), Toy(number=3, cell=Cell("model", "gpu", "azure-code", "tight"))])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "set SMPART_DATA" in said and "profile" not in said
+    assert asked(options) == []
 
 
 def test_json_is_the_last_line_of_stdout(options: argparse.Namespace, capsys: pytest.CaptureFixture[str]) -> None:
