@@ -32,7 +32,7 @@ from smpart.predictor.estimate import NOTHING
 from smpart.scheduler import memory
 from smpart.scheduler.backlog import NOBODY, Backlog, Standing, Turns
 from smpart.scheduler.choice import Choice, Kind, choose
-from smpart.scheduler.costs import Costs
+from smpart.scheduler.costs import Costs, Options
 from smpart.scheduler.demand import Demand
 from smpart.scheduler.memory import Fit
 from smpart.scheduler.pace import Readers
@@ -236,10 +236,21 @@ class Smpart:
             return last
         if snapshot.splits is not self._all:
             self._all, self._proper = snapshot.splits, self.proper(snapshot)
-        predictor, forwards = snapshot.predictor, snapshot.forwards
-        shape = head.shape if head.pieces else forwards[-1].shape
+        predictor = snapshot.predictor
+        shape = head.shape if head.pieces else snapshot.forwards[-1].shape
         options = self._costs.options(predictor, len(readers.tuple), context, shape, self._proper, snapshot.units)
-        begin = max(snapshot.now, snapshot.decode_lane.busy_until)
+        demand = self._demand(snapshot, readers, line, head, shape, options)
+        self._surveys += 1
+        choice = choose(snapshot, self._proper, predictor, options, demand, self._last)
+        if (choice.kind, choice.split) != (self._last.kind, self._last.split):
+            self._moved = snapshot.now
+        return choice
+
+    def _demand(
+        self, snapshot: Snapshot, readers: Readers, line: Backlog, head: Pack, shape: Shape, options: Options
+    ) -> Demand:
+        """What readers and prompts ask for."""
+        begin, forwards = max(snapshot.now, snapshot.decode_lane.busy_until), snapshot.forwards
         if self._variant.slack:
             due = readers.latest(snapshot.table, begin, options.alone.upper)
             paces, price = self._paces(snapshot, readers, begin, options.alone.mean)
@@ -253,7 +264,7 @@ class Smpart:
             work = [self._started.until_first(snapshot, forward) for forward in forwards] + work
             first = [self._started.due(snapshot, forward) for forward in forwards] + first
             weight = [len(forward.rows) for forward in forwards] + weight
-        demand = Demand(
+        return Demand(
             due.tolist(),
             paces,
             price,
@@ -268,11 +279,6 @@ class Smpart:
             self._started.starving(snapshot.now),
             self._surveys % _SURVEY == 0,
         )
-        self._surveys += 1
-        choice = choose(snapshot, self._proper, predictor, options, demand, self._last)
-        if (choice.kind, choice.split) != (self._last.kind, self._last.split):
-            self._moved = snapshot.now
-        return choice
 
     def _paces(self, snapshot: Snapshot, readers: Readers, begin: float, alone: float) -> tuple[list[float], float]:
         """See `Demand`. What a second behind the pace is worth: how many steps of `alone` seconds on the whole device
