@@ -157,12 +157,12 @@ def test_a_hybrid_step_is_both_parts_in_turn_until_one_was_measured(made: Conten
     assert made.predict(matrix([Point(prefill.join(step), 132)])) == pytest.approx([parts.sum()])
 
 
-@pytest.mark.parametrize("wide", [150, 10])
+@pytest.mark.parametrize(("wide", "count"), [(150, 16), (10, 40)])
 def test_a_hybrid_step_of_many_sequences_is_not_shorter_than_its_parts_though_few_were_measured(
-    wide: int, monkeypatch: pytest.MonkeyPatch
+    wide: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hybrid, "_WIDE", wide)
-    rng, count = np.random.default_rng(0), 16
+    rng = np.random.default_rng(0)
     measured = [sample for sample in SAMPLES if sample.point.alone]
     for new, few, each in np.exp2(rng.uniform([4, 0, 6], [9, 4, 13], (count, 3))).astype(int).tolist():
         seen = Point(Shape.prefill([(new, 0)]).join(Shape.decode(few, few * each)), 132)
