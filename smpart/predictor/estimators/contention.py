@@ -19,7 +19,8 @@ from smpart.predictor.estimators.slowdown import Slowdown, moved_bytes
 
 Flags = NDArray[np.bool_]
 _Key = tuple[int, bool]
-_FOLDS = 5
+_FOLDS, _MANY = 5, 400
+"""Fits with a part left out that bounds are set by; two do where there are many rows, for half of them are enough."""
 
 
 class _Widths(NamedTuple):
@@ -229,7 +230,7 @@ def _folds(points: Floats, rows: NDArray[np.intp], kind: slice) -> list[tuple[ND
     None where all rows are of one kind.
     """
     kinds = groups(points[rows], kind) if len(rows) else np.zeros(0, dtype=np.intp)
-    count = min(_FOLDS, len(np.unique(kinds)))
+    count = min(_FOLDS if len(rows) < _MANY else 2, len(np.unique(kinds)))
     if count < 2:
         return []
     return [(rows[train], rows[test]) for train, test in GroupKFold(count).split(rows, groups=kinds)]

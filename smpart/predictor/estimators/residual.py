@@ -16,6 +16,8 @@ from smpart.predictor.estimators.base import Floats
 
 MOST = 700
 """Rows up to which a Gaussian process is fitted (its cost grows with their cube); boosted trees from there on."""
+_TUNED = 200
+"""Rows, chosen at random, that length scales and noise are found from; all of them are then learnt with these."""
 _FEWEST = 8
 """Rows below which nothing is corrected."""
 _FOLDS = 5
@@ -66,10 +68,14 @@ class Residual:
     def _fit_process(self, scaled: Floats, logs: Floats) -> None:
         kernel = ConstantKernel(0.01, (1e-6, 1.0)) * Matern(np.full(scaled.shape[1], 1.5), (0.3, 30.0), nu=2.5)
         kernel += WhiteKernel(1e-3, (1e-6, 0.05))
+        some = np.random.default_rng(0).permutation(len(logs))[:_TUNED]
         process = GaussianProcessRegressor(kernel, alpha=1e-8, random_state=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a length scale at its bound: the coordinate is idle
-            self.process_ = process.fit(scaled, logs)
+            process.fit(scaled[some], logs[some])
+        if len(logs) > _TUNED:
+            process = GaussianProcessRegressor(process.kernel_, alpha=1e-8, optimizer=None).fit(scaled, logs)
+        self.process_ = process
         self.noise_ = float(np.sqrt(process.kernel_.k2.noise_level))
 
     def _fit_trees(self, scaled: Floats, logs: Floats) -> None:
