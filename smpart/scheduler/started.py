@@ -44,8 +44,12 @@ class Started:
         if self._fed == -math.inf or idle or busy:
             self._fed = now
 
+    def fed(self, now: float) -> None:
+        """Prefill is about to get on: where it has the device to itself nothing is under way when plans are made."""
+        self._fed = now
+
     def resumed(self, forward: ForwardView, now: float) -> None:
-        """A forward is about to go on."""
+        """So is a started forward."""
         self._active[forward.id] = self._fed = now
 
     def nobody_waits(self) -> None:

@@ -166,6 +166,8 @@ class Smpart:
         split = Split(snapshot.units, 0) if burst else choice.split
         if not burst and snapshot.decode_lane.room:
             step = Step(readers.tuple, head.pieces if choice.kind is _HYBRID else ())
+            if step.pieces:
+                self._started.fed(snapshot.now)
         if split.prefill:
             bound = min(self._group, choice.seconds) if burst else self._group
             prefill = self._prefill(snapshot, line, head, split.prefill, bound, choice.drain)
@@ -306,9 +308,11 @@ class Smpart:
         beside = snapshot.decode_lane.shape
         if paused and not (fresh and self._may_pass(snapshot, line, head, paused)):
             forward = self._started.overdue(snapshot, paused) or paused[-1]
+            self._started.resumed(forward, snapshot.now)
             layers = self._layers(snapshot, forward.shape, units, beside, bound, forward.layers_left)
             return ResumePrefill(forward.id, layers)
         if fresh:
+            self._started.fed(snapshot.now)
             return StartPrefill(head.pieces, self._layers(snapshot, head.shape, units, beside, bound, snapshot.layers))
         return None
 
