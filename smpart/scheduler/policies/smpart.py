@@ -185,11 +185,8 @@ class Smpart:
             or last.split != snapshot.split
         ):
             return None
-        (forward,), beside = forwards, snapshot.decode_lane.shape
-        layers = self._layers(snapshot, forward.shape, last.split.prefill, beside, self._group, forward.layers_left)
-        self._started.resumed(forward, snapshot.now)
-        why = "the forward goes on beside the step"
-        return Plan(last.split, ResumePrefill(forward.id, layers), onward=True, reason=why)
+        prefill = self._go_on(snapshot, forwards[0], last.split.prefill, self._group)
+        return Plan(last.split, prefill, onward=True, reason="the forward goes on beside the step")
 
     def proper(self, snapshot: Snapshot) -> tuple[Split, ...]:
         """The splits to choose from that give both sides units. Raises `UsageError` if the only one wanted is none."""
@@ -305,16 +302,17 @@ class Smpart:
             return None
         paused = [forward for forward in snapshot.forwards if forward.layers_left]
         fresh = bool(head.pieces) and len(snapshot.forwards) < snapshot.max_paused and not drain
-        beside = snapshot.decode_lane.shape
         if paused and not (fresh and self._may_pass(snapshot, line, head, paused)):
-            forward = self._started.overdue(snapshot, paused) or paused[-1]
-            self._started.resumed(forward, snapshot.now)
-            layers = self._layers(snapshot, forward.shape, units, beside, bound, forward.layers_left)
-            return ResumePrefill(forward.id, layers)
+            return self._go_on(snapshot, self._started.overdue(snapshot, paused) or paused[-1], units, bound)
         if fresh:
             self._started.fed(snapshot.now)
-            return StartPrefill(head.pieces, self._layers(snapshot, head.shape, units, beside, bound, snapshot.layers))
+            return StartPrefill(head.pieces, self._layers(snapshot, head.shape, units, bound, snapshot.layers))
         return None
+
+    def _go_on(self, snapshot: Snapshot, forward: ForwardView, units: int, bound: float) -> ResumePrefill:
+        """The next layer group of a started forward."""
+        self._started.resumed(forward, snapshot.now)
+        return ResumePrefill(forward.id, self._layers(snapshot, forward.shape, units, bound, forward.layers_left))
 
     def _may_pass(self, snapshot: Snapshot, line: Backlog, head: Pack, paused: list[ForwardView]) -> bool:
         """Whether a new forward may start before the paused one goes on: a short one that can be saved, if that
@@ -326,11 +324,9 @@ class Smpart:
         slack = self._started.due(snapshot, paused[0]) - snapshot.now - left / max(0.2, self._last.speed)
         return work <= 0.5 * left and (slack < 0 or work / max(0.2, self._last.speed) <= 0.5 * slack)
 
-    def _layers(
-        self, snapshot: Snapshot, shape: Shape, units: int, beside: Shape, bound: float, left: int
-    ) -> int | None:
+    def _layers(self, snapshot: Snapshot, shape: Shape, units: int, bound: float, left: int) -> int | None:
         """Layers that take `bound` seconds at most (but one at least); None: all that are left."""
-        beside = beside if units < snapshot.units else NOTHING
+        beside = snapshot.decode_lane.shape if units < snapshot.units else NOTHING
         forward = self._costs.beside(snapshot.predictor, shape, units, beside)
         layers = max(1, int(bound * snapshot.layers / forward))
         return None if layers >= left else layers
