@@ -87,9 +87,13 @@ class Plan:
     reason: str = ""
 
 
-def only_decodes(snapshot: Snapshot, rows: int) -> bool:
-    """Whether nobody waits for prefill, and a step of `rows` rows leaves out none that could take it."""
-    prefills = snapshot.waiting.size or snapshot.prefilling.size or snapshot.forwards
+def only_decodes(snapshot: Snapshot, rows: int, full: bool = False) -> bool:
+    """Whether there is no prefill to go on with, and a step of `rows` rows leaves out none that could take it.
+
+    Args:
+        full: nobody who waits can start before somebody ends.
+    """
+    prefills = (snapshot.waiting.size and not full) or snapshot.prefilling.size or snapshot.forwards
     return not prefills and rows == len(snapshot.running)
 
 

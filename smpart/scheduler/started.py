@@ -52,7 +52,7 @@ class Started:
         """So is a started forward."""
         self._active[forward.id] = self._fed = now
 
-    def nobody_waits(self) -> None:
+    def nobody_can_start(self) -> None:
         """Nobody can starve before the next decision."""
         self._fed = -math.inf
 

@@ -37,6 +37,13 @@ class Fixed(OnlinePredictor):
         pass
 
 
+class Scaling(RooflinePrior):
+    """Every unit counts: decode alone has the whole device."""
+
+    def seconds(self, shape: Shape, units: int) -> float:
+        return cost(shape, units, Shape(), 0)
+
+
 class Counted:
     """A policy, and how often it is asked."""
 
@@ -60,20 +67,21 @@ class Unsteady(Counted):
 
 def cost(shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
     slower = 1.2 if neighbour_units else 1.0
-    return slower * (1e-3 + 1e-5 * shape.prefill_tokens * UNITS / units + 1e-7 * shape.decode_context)
+    share = UNITS / units
+    return slower * (5e-4 * (1.0 + share) + 1e-5 * shape.prefill_tokens * share + 1e-7 * shape.decode_context)
 
 
-def make(policy: Policy, lead: float) -> EngineCore:
+def make(policy: Policy, lead: float, blocks: int = BLOCKS, prior: type[RooflinePrior] = RooflinePrior) -> EngineCore:
     lanes = SimLanes(DEVICE, feasible_splits(UNITS), cost, GhostBody)
-    predictor = Fixed(RooflinePrior(MODEL, DEVICE))
-    pool, board = BlockPool(BLOCKS, 16), GhostBoard(SLOTS, 256)
+    predictor = Fixed(prior(MODEL, DEVICE))
+    pool, board = BlockPool(blocks, 16), GhostBoard(SLOTS, 256)
     return EngineCore(lanes, policy, predictor, pool, board, layers=4, lead_s=lead)
 
 
-def serve(core: EngineCore, seed: int) -> list[Request]:
-    """Requests at random moments, at some of which another is cancelled; memory and slots run out now and then."""
+def serve(core: EngineCore, seed: int, gap: float = 0.02) -> list[Request]:
+    """Requests at random moments, at some of which another is cancelled; memory or slots run out now and then."""
     rng = np.random.default_rng(seed)
-    moments = np.cumsum(rng.exponential(0.02, 24)).tolist()
+    moments = np.cumsum(rng.exponential(gap, 24)).tolist()
     requests = [
         ask(i, prompt, int(rng.integers(1, 90)), arrival=moment)
         for i, (prompt, moment) in enumerate(zip(prompts(rng, 24, 120), moments, strict=True))
@@ -91,10 +99,14 @@ def serve(core: EngineCore, seed: int) -> list[Request]:
 
 @pytest.mark.parametrize("spec", STEADY)
 @settings(max_examples=4)
-@given(seed=st.integers(0, 10_000), lead=st.sampled_from([-math.inf, 0.0, math.inf]))
-def test_a_policy_that_is_asked_less_often_serves_the_same(spec: str, seed: int, lead: float) -> None:
+@given(
+    seed=st.integers(0, 10_000),
+    lead=st.sampled_from([-math.inf, 0.0, math.inf]),
+    blocks=st.sampled_from([BLOCKS, 10 * BLOCKS]),
+)
+def test_a_policy_that_is_asked_less_often_serves_the_same(spec: str, seed: int, lead: float, blocks: int) -> None:
     seldom, always = Counted(make_policy(spec)), Unsteady(make_policy(spec))
-    steady, asked = make(seldom, lead), make(always, lead)
+    steady, asked = make(seldom, lead, blocks), make(always, lead, blocks)
     served, expected = serve(steady, seed), serve(asked, seed)
     assert [r.times for r in served] == [r.times for r in expected]
     assert [r.preemptions for r in served] == [r.preemptions for r in expected]
@@ -110,6 +122,15 @@ def test_steady_plans_save_questions(spec: str) -> None:
         for seed in range(3):
             serve(make(policy, -math.inf), seed)
     assert seldom.asked < 0.8 * always.asked
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_is_asked_while_whoever_waits_finds_no_slot(seed: int) -> None:
+    seldom, always = Counted(make_policy("smpart")), Unsteady(make_policy("smpart"))
+    steady, asked = (make(policy, -math.inf, 10 * BLOCKS, Scaling) for policy in (seldom, always))
+    served, expected = serve(steady, seed, 0.002), serve(asked, seed, 0.002)
+    assert [r.times for r in served] == [r.times for r in expected]
+    assert seldom.asked < 0.5 * always.asked
 
 
 class Once:

@@ -154,7 +154,8 @@ class Smpart:
         if not readers.tuple:
             return self._prefill_alone(snapshot, fit, line, head, refuse)
         if not head.pieces and not snapshot.forwards:
-            return self._decode_alone(snapshot, fit, context, head, refuse)
+            full = closed and (space.fresh <= 0 or not snapshot.free_slots)
+            return self._decode_alone(snapshot, fit, context, head, refuse, full)
         choice = self._last = self._choose(snapshot, readers, context, line, head)
         if choice.kind is _HYBRID:
             head = pack(snapshot, line, space, choice.chunk, math.inf)
@@ -208,8 +209,14 @@ class Smpart:
         prefill = self._prefill(snapshot, line, head, snapshot.units, self._group, False)
         return Plan(whole, prefill, preempt=preempt, refuse=refuse, reason="nothing to decode: prefill has the device")
 
-    def _decode_alone(self, snapshot: Snapshot, fit: Fit, context: int, head: Pack, refuse: Refusals) -> Plan:
-        """No prefill to launch: decode has the device, unless the units would not speed it up."""
+    def _decode_alone(
+        self, snapshot: Snapshot, fit: Fit, context: int, head: Pack, refuse: Refusals, full: bool
+    ) -> Plan:
+        """No prefill to launch: decode has the device, unless the units would not speed it up.
+
+        Args:
+            full: whoever waits finds no blocks or no slot before somebody ends.
+        """
         batch, held = len(fit.rows), snapshot.split
         split = Split(0, snapshot.units)
         if 0 < held.decode < snapshot.units:
@@ -220,9 +227,9 @@ class Smpart:
         reason = "no prefill waits" if not snapshot.waiting.size else "no room to admit"
         preempt = fit.preempt + head.preempt
         reason = f"{reason}: decode on {split.decode}"
-        steady = split.exclusive and only_decodes(snapshot, batch)
+        steady = split.exclusive and only_decodes(snapshot, batch, full and not self._variant.refuse)
         if steady:
-            self._started.nobody_waits()
+            self._started.nobody_can_start()
         return Plan(split, step=step, preempt=preempt, refuse=refuse, steady=steady, reason=reason)
 
     # ---- both sides
