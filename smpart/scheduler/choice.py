@@ -26,7 +26,8 @@ SMOOTH = 3.0
 STUTTER = 0.5
 """What a gap twice as long costs, in deadlines kept."""
 GAIN = 0.15
-"""What getting twice as much work done is worth, in deadlines kept: breaks ties only."""
+"""What getting twice as much work done is worth, in deadlines kept: breaks ties only. Steps count the less the more
+time the pace leaves for them: a slower step costs little then, for those that join meanwhile share it."""
 STAY = 0.01
 """What not moving is worth, likewise."""
 _FORCED = 4.0
@@ -85,6 +86,7 @@ class _Judge:
         "_last",
         "_paces",
         "_smooth",
+        "_step",
         "_whole",
         "asked",
     )
@@ -96,6 +98,7 @@ class _Judge:
         self._demand, self._alone, self._held, self._last = demand, alone, snapshot.split, last
         self._earliest = demand.tokens[0]
         self._smooth = max(demand.tpot, SMOOTH * alone)
+        self._step = min(1.0, alone / demand.tpot)
         self._paces = [0.0, *accumulate(demand.paces)]
         self._firsts = Firsts(demand, begin)
         self._whole = Firsts(demand, self._begin_whole) if begin < self._begin_whole else self._firsts
@@ -192,7 +195,8 @@ class _Judge:
             tokens -= bisect_left(demand.tokens, end - 1e-9)
         gap = demand.waited + end - self._begin_whole
         worth = firsts[0] if firsts[0] < 0.0 else firsts[0] * (1.0 - stutter)
-        score = tokens + worth + GAIN * (self._alone / mean + speed) - STUTTER * max(0.0, gap / self._smooth - 1.0)
+        done = self._step * self._alone / mean + speed
+        score = tokens + worth + GAIN * done - STUTTER * max(0.0, gap / self._smooth - 1.0)
         behind = bisect_left(demand.paces, end)
         score -= demand.price * (behind * end - self._paces[behind])
         return score + KEEP_UP if upper <= demand.tpot else score, tokens + firsts[1]

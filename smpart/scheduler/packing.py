@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from smpart.partition import Shape
@@ -28,6 +29,8 @@ class Pack(NamedTuple):
 
 _PACE = 0.95
 """Share of the TPOT objective that a step of all admitted rows may take, alone: prefills beside it take some."""
+OVER = 2.0
+"""A forward may have at most so many times the tokens that saturate the device, unless one prompt has more."""
 _MOST_ROWS = 64
 """Rows of one forward at most, unless some were begun."""
 
@@ -87,16 +90,45 @@ def room(snapshot: Snapshot, fit: Fit, most_rows: int) -> Room:
     return Room(fit.free, fit.free - rest - growth, min(snapshot.free_slots, max(0, most_rows - admitted)))
 
 
-def pack(snapshot: Snapshot, backlog: Backlog, room: Room, limit: int, enough: float) -> Pack:
+class _Company:
+    """Whether a prompt that was not begun may join those of a forward, whose first tokens all come when it ends.
+
+    Nobody joins who makes another late that would be in time alone, or who makes much more of the forward than
+    enough: what is saturated gains nothing from company.
+    """
+
+    def __init__(self, now: float, speed: float, enough: float) -> None:
+        self._end, self._speed, self._most = now, speed, OVER * enough
+        self._due, self._tokens = math.inf, 0
+
+    def takes(self, tokens: int, work: float) -> bool:
+        """Whether a prompt that takes `work` seconds on the whole device may join; the first one always may."""
+        fits = self._tokens + tokens <= self._most and self._end + work / self._speed <= self._due
+        return fits or not self._tokens
+
+    def add(self, tokens: int, work: float, due: float) -> None:
+        """It has joined."""
+        self._tokens += tokens
+        self._end += work / self._speed
+        if due >= self._end:
+            self._due = min(self._due, due)
+
+
+def pack(
+    snapshot: Snapshot, backlog: Backlog, room: Room, limit: int, enough: float = math.inf, speed: float = math.inf
+) -> Pack:
     """The next pieces in the backlog's order, `limit` tokens at most (the last is cut); ends when there are `enough`.
 
     No waiting row passes another for want of blocks, but rows that were begun go on: only they can free any.
+
+    Args:
+        speed: share of the whole device's prefill speed to count on; infinite: whoever fits joins.
     """
     table, size = snapshot.table, snapshot.block_tokens
     begun = set(snapshot.prefilling.tolist())
     if not begun and (room.rows <= 0 or room.fresh <= 0):
         return EMPTY
-    closed = False
+    company, closed = _Company(snapshot.now, speed, enough), False
     blocks, fresh, rows, left = room.blocks, room.fresh, room.rows, limit
     pieces: list[Piece] = []
     chunks: list[tuple[int, int]] = []
@@ -105,7 +137,9 @@ def pack(snapshot: Snapshot, backlog: Backlog, room: Room, limit: int, enough: f
         if left <= 0 or limit - left >= enough or (closed and not begun):
             break
         start, tokens = int(backlog.starts[place]), int(backlog.tokens[place])
-        length = min(tokens, left)
+        length, work = min(tokens, left), float(backlog.work[place])
+        if row not in begun and not company.takes(length, work):
+            break
         if row in begun:
             begun.remove(row)
             owned = int(table.blocks[row])
@@ -121,6 +155,7 @@ def pack(snapshot: Snapshot, backlog: Backlog, room: Room, limit: int, enough: f
                 continue
             rows, fresh = rows - 1, fresh - whole
         blocks, left = blocks - wants, left - length
+        company.add(length, work, float(backlog.deadlines[place]))
         pieces.append(Piece(row, length))
         chunks.append((length, start))
     if not pieces and backlog.rows.size and snapshot.prefilling.size:

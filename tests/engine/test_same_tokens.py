@@ -44,8 +44,8 @@ def run(deployment, model, seed: int, *, kills: int = 0, cancels: float = 0.2, c
         Request(i, p, SamplingParams(max_tokens=int(rng.integers(2, NEW)), ignore_eos=True), SLO())
         for i, p in enumerate(prompts(rng, count, 150))
     ]
-    cancelled, turns = set(), 0
-    deaths = set(rng.choice(np.arange(3, 15), kills, replace=False).tolist())  # early: with work left to notice it
+    cancelled: set[int] = set()
+    deaths = rng.choice(np.arange(3, 15), kills, replace=False).tolist()  # after so many tokens: work is left
     for request in requests:
         core.add(request)
         if rng.random() < cancels:
@@ -56,12 +56,13 @@ def run(deployment, model, seed: int, *, kills: int = 0, cancels: float = 0.2, c
         core.turn()
     while not core.idle:
         core.turn()
-        turns += 1
-        if turns in deaths:
+        said = sum(len(request.token_ids) for request in requests)
+        if deaths and said >= min(deaths):
+            deaths.remove(min(deaths))
             side = Side.PREFILL if rng.random() < 0.5 else Side.DECODE
             with contextlib.suppress(ProcessLookupError):
                 os.kill(deployment.lanes.pid(side), signal.SIGKILL)
-    assert turns > max(deaths, default=0)
+    assert not deaths
     for request in requests:
         if request.id not in cancelled:
             assert request.finish_reason is FinishReason.LENGTH, request.error

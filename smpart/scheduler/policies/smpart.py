@@ -148,7 +148,8 @@ class Smpart:
             refuse = self._refuse(snapshot, line)
             if refuse or fit.preempt:
                 line = line.without([*(row for row, _ in refuse), *fit.preempt])
-            head = pack(snapshot, line, space, self._costs.tokens_in(longest * speed), self._costs.saturation)
+            limit = self._costs.tokens_in(longest * speed)
+            head = pack(snapshot, line, space, limit, self._costs.saturation, speed)
         self._started.note(snapshot, bool(head.pieces))
         self._seen = snapshot.waiting, len(snapshot.prefilling)
         if not readers.tuple:
@@ -158,7 +159,7 @@ class Smpart:
             return self._decode_alone(snapshot, fit, context, head, refuse, full)
         choice = self._last = self._choose(snapshot, readers, context, line, head)
         if choice.kind is _HYBRID:
-            head = pack(snapshot, line, space, choice.chunk, math.inf)
+            head = pack(snapshot, line, space, choice.chunk)
         reason = self._reason(choice, len(readers.tuple), line, snapshot)
         step = prefill = None
         burst = (
