@@ -1,7 +1,10 @@
-"""What is left of smpart's attainment when its predictor is wrong, arrivals come in bursts, or the traffic changes.
+"""What is left of smpart's attainment when its predictor is wrong, arrivals come in bursts, the traffic changes,
+or there is too much of it.
 
 Everything is run at one share of smpart's own capacity on the undisturbed load, chunked prefill and a fixed split
-beside it. On other loads that share is of the rate that keeps the GPU as busy.
+beside it. On other loads that share is of the rate that keeps the GPU as busy. Overload is a multiple of the
+undisturbed rate: goodput tells more there than attainment does. The same with half of the requests best effort: those
+are not judged, and what they get is told apart.
 
     python examples/robustness.py --quick
     python examples/robustness.py --out out/robustness.json
@@ -15,14 +18,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from smpart.bench.handicaps import Wrong
+from smpart.bench.handicaps import Skewed, Wrong
 from smpart.bench.plots import figure
 from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, count, inquiry, parser
 from smpart.bench.study import TRACES, Cell, Study
 from smpart.bench.tracefile import read_trace
 from smpart.engine.deployment import Deployment
+from smpart.predictor import OnlinePredictor
 from smpart.sim.published import data_file
 
 NAME = "robustness"
@@ -31,6 +36,9 @@ SHARE = 0.9
 """Of smpart's capacity."""
 FACTORS = (0.5, 0.7, 0.9, 1.1, 1.3, 1.5)
 RIVALS = ("chunked", "static:50/50")
+OVERLOADS = (1.5, 2.0)
+REFUSING = "smpart:refuse"
+"""Does not begin what cannot be in time."""
 SHIFT = "azure-code after azure-conv"
 """The trace that `shift` makes."""
 
@@ -52,9 +60,10 @@ class Capacity(Question):
 
 @dataclass(frozen=True, kw_only=True)
 class Attainment(Question):
-    """How many requests meet every objective at `load`, in multiples of `Study.guess`?
+    """How many requests meet every objective at `times` `load`, in multiples of `Study.guess`?
 
-    `prefill` and `decode` are told seconds over true ones.
+    `prefill` and `decode` are told seconds over true ones, which observations mend or not; `best_effort` is a share of
+    the requests.
     """
 
     kind: str
@@ -63,6 +72,9 @@ class Attainment(Question):
     policy: str = "smpart"
     prefill: float = 1.0
     decode: float = 1.0
+    mends: bool = False
+    times: float = 1.0
+    best_effort: float = 0.0
 
     def answer(self, profiles: Path) -> Answer:
         """The share, over all windows."""
@@ -74,30 +86,38 @@ class Attainment(Question):
 
     def line(self, answer: Answer) -> str:
         """The share."""
-        return f"{self.kind}, {self.case}, {self.policy}: {answer['slo_attainment']:.1%}"
+        share, goodput = answer["slo_attainment"], answer["goodput_rps"]
+        return f"{self.kind}, {self.case}, {self.policy}: {share:.1%}, {goodput:.3g} req/s"
 
-    def _handicap(self) -> partial[Wrong] | None:
+    def _handicap(self) -> partial[OnlinePredictor] | None:
         wrong = (self.prefill, self.decode) != (1.0, 1.0)
-        return partial(_wrong, prefill=self.prefill, decode=self.decode) if wrong else None
+        return partial(_wrong, prefill=self.prefill, decode=self.decode, mends=self.mends) if wrong else None
 
     def _at(self, study: Study) -> Answer:
-        rate = self.load * study.guess
-        records = [study.at(self.policy, rate, seed).record for seed in range(self.windows)]
-        shares = [float(str(record["slo_attainment"])) for record in records]
+        rate = self.times * self.load * study.guess
+        records: list[Any] = [
+            study.at(self.policy, rate, seed, self.best_effort).record for seed in range(self.windows)
+        ]
+        spare = [record["best_effort"]["throughput_tok_s"] for record in records if record["best_effort"]]
         return {
             "kind": self.kind, "case": self.case, "policy": self.policy, "rate": rate,
-            "slo_attainment": sum(shares) / len(shares), "runs": records,
+            "slo_attainment": fmean(record["slo_attainment"] for record in records),
+            "goodput_rps": fmean(record["goodput_rps"] for record in records),
+            "best_effort_tok_s": fmean(spare) if spare else None, "runs": records,
         }  # fmt: skip
 
 
-def questions(ask: Callable[..., Attainment], factors: tuple[float, ...]) -> Iterator[Attainment]:
+def questions(
+    ask: Callable[..., Attainment], factors: tuple[float, ...], overloads: tuple[float, ...]
+) -> Iterator[Attainment]:
     """All of them, each with what `ask` adds."""
     calm = partial(ask, kind="undisturbed", case="azure-conv", cell=BASE)
-    wrong = partial(ask, kind="wrong", cell=BASE)
     yield calm()
-    for factor in factors:
-        yield wrong(case=f"both x{factor:g}", prefill=factor, decode=factor)
-        yield wrong(case=f"prefill x{factor:g}, decode x{1 / factor:.2g}", prefill=factor, decode=1 / factor)
+    for kind, mends in (("wrong profile, corrected", True), ("wrong for good", False)):
+        wrong = partial(ask, kind=kind, cell=BASE, mends=mends)
+        for factor in factors:
+            yield wrong(case=f"both x{factor:g}", prefill=factor, decode=factor)
+            yield wrong(case=f"prefill x{factor:g}, decode x{1 / factor:.2g}", prefill=factor, decode=1 / factor)
     loads = (
         ("bursts", "poisson", "synth:chat:poisson"),
         ("bursts", "bursty", "synth:chat:bursty"),
@@ -108,10 +128,17 @@ def questions(ask: Callable[..., Attainment], factors: tuple[float, ...]) -> Ite
             yield ask(kind=kind, case=case, cell=replace(BASE, trace=trace), policy=policy)
     for policy in RIVALS:
         yield calm(policy=policy)
+    for times in overloads:
+        for policy in ("smpart", REFUSING, "chunked"):
+            yield ask(kind="overload", case=f"x{times:g}", cell=BASE, policy=policy, times=times)
+        for policy in ("smpart", "chunked"):
+            case = f"x{times:g}, half best effort"
+            yield ask(kind="overload", case=case, cell=BASE, policy=policy, times=times, best_effort=0.5)
 
 
-def _wrong(deployment: Deployment, prefill: float, decode: float) -> Wrong:
-    return Wrong(deployment.predictor.prior, prefill, decode)
+def _wrong(deployment: Deployment, prefill: float, decode: float, mends: bool) -> OnlinePredictor:
+    prior = deployment.predictor.prior
+    return OnlinePredictor(Skewed(prior, prefill, decode)) if mends else Wrong(prior, prefill, decode)
 
 
 def shift(folder: Path, requests: int) -> Path:
@@ -143,15 +170,16 @@ def draw(answers: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Run what was asked for."""
-    options = parser(__doc__, NAME, jobs="runs", quick="two factors, one window, 80 requests")
+    options = parser(__doc__, NAME, jobs="runs", quick="two factors, one overload, one window, 80 requests")
     options.add_argument("--windows", type=count, default=3, help="windows of the trace")
     asked = options.parse_args()
-    size, factors = {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}, FACTORS
+    size, cases = {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}, (FACTORS, OVERLOADS)
     if asked.quick:
-        size, factors = {"requests": 80, "windows": 1, "minutes": QUICK_MINUTES}, (0.7, 1.5)
+        size, cases = {"requests": 80, "windows": 1, "minutes": QUICK_MINUTES}, ((0.7, 1.5), (2.0,))
     with inquiry(asked, NAME) as survey:
         (held,) = survey.ask([Capacity(cell=BASE, **size)])
-        answers = survey.ask(list(questions(partial(Attainment, load=SHARE * held["over_guess"], **size), factors)))
+        ask = partial(Attainment, load=SHARE * held["over_guess"], **size)
+        answers = survey.ask(list(questions(ask, *cases)))
         rows = [{key: value for key, value in answer.items() if key != "runs"} for answer in answers]
         told = {"capacity_rps": held["capacity_rps"], "share": SHARE, "attainments": rows}
         survey.finish(told, lambda path: draw(answers, path))

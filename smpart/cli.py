@@ -224,6 +224,9 @@ def bench(
     attainment: Annotated[
         str, typer.Option(help="Share of requests that must meet every objective at capacity; or several.")
     ] = "0.9",
+    best_effort: Annotated[
+        float, typer.Option(help="Share of requests that yield to all others; only those others are judged.")
+    ] = 0.0,
     jobs: Annotated[int, typer.Option(help="Processes that share runs in virtual time; 0: one a core.")] = 0,
     seed: Seed = 0,
     repeat: Annotated[int, typer.Option(help="Replays of each policy, on seeds SEED, SEED+1, ...")] = 1,
@@ -245,7 +248,7 @@ def bench(
     policies = tuple(p.strip() for p in policy.split(","))
     objectives = None if slo is None else SLO.parse(slo)
     rates, shares = numbers("--rate", rate), numbers("--attainment", attainment)
-    options = Options(policies, source, objectives, rates, speedup, repeat, capacity, shares, jobs)
+    options = Options(policies, source, objectives, rates, speedup, repeat, capacity, shares, jobs, best_effort)
     options.check()
     display = Display(as_json=as_json)
     config = {"model": model, "backend": backend, "dtype": dtype, "profile": profile, "options": asdict(options)}

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
+
 from smpart.bench.budget import fair_budget
 from smpart.bench.load import Load
 from smpart.bench.probe import Speed, measure
@@ -51,6 +53,7 @@ class Options:
         capacity: search for each policy's capacity, and report the run at that rate.
         attainment: shares of requests that must meet every objective at capacity: one search each.
         jobs: processes that share the runs, where time is virtual; 0: as many as there are cores, and runs.
+        best_effort: share of the requests, drawn with the seed, that yield to all others and are not judged.
     """
 
     policies: tuple[str, ...]
@@ -62,6 +65,7 @@ class Options:
     capacity: bool = False
     attainment: tuple[float, ...] = (0.9,)
     jobs: int = 0
+    best_effort: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.policies or any(not p for p in self.policies):
@@ -74,6 +78,8 @@ class Options:
             raise UsageError(f"--attainment {_list(self.attainment)}: must be above 0 and at most 1")
         if self.jobs < 0:
             raise UsageError(f"--jobs {self.jobs}: must be at least 1, or 0 for one a core")
+        if not 0.0 <= self.best_effort < 1.0:
+            raise UsageError(f"--best-effort {self.best_effort:g}: must be at least 0 and below 1")
         if self.capacity and len(self.rates) > 1:
             raise UsageError(
                 f"--rate {_list(self.rates)}: --capacity chooses the rates; give one to begin with, or none"
@@ -276,6 +282,8 @@ class Bench:
     def _jobs(self, load: Load, seed: int) -> list[Job]:
         """Prompts for each arrival. In virtual time nobody reads the tokens: lengths and prefix hashes are enough."""
         jobs = []
+        lots = np.random.default_rng([seed, 2]).random(len(load.arrivals))
+        lots[0] = 1.0  # somebody is judged
         for index, arrival in enumerate(load.arrivals):
             params = SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True)
             shared = (
@@ -284,5 +292,5 @@ class Bench:
             prompt: Sequence[int] = range(arrival.prompt_tokens)
             if not self.deployment.virtual:
                 prompt = random_prompt(arrival, index, self.deployment.model_shape.vocab, seed)
-            jobs.append(Job(arrival.time_s, prompt, params, shared))
+            jobs.append(Job(arrival.time_s, prompt, params, shared, bool(lots[index] < self.options.best_effort)))
         return jobs

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from smpart.partition import Shape, Split
 from smpart.predictor import OnlinePredictor
-from smpart.predictor.estimate import NOTHING, Estimate, Sides
+from smpart.predictor.estimate import NOTHING, Estimate, Floats, Sides
 from smpart.predictor.online import Prior
 
 
@@ -52,3 +54,32 @@ class Wrong(OnlinePredictor):
         sides = super().predict_splits(step, head, splits)
         factors = (self._decode, self._decode, self._prefill, self._prefill)
         return Sides(*(side * factor for side, factor in zip(sides, factors, strict=True)))
+
+
+class Skewed:
+    """A prior that is off by a factor: a profile of another day, which observations mend.
+
+    Args:
+        prefill, decode: as `Wrong` takes them.
+    """
+
+    def __init__(self, prior: Prior, prefill: float, decode: float) -> None:
+        self.units = prior.units
+        self._prior, self._prefill, self._decode = prior, prefill, decode
+
+    def seconds(self, shape: Shape, units: int) -> float:
+        """What the prior says, times the factor."""
+        return self._prior.seconds(shape, units) * (self._prefill if shape.prefill_tokens else self._decode)
+
+    def both_sides(self, step: Shape, head: Shape, splits: tuple[Split, ...]) -> Floats:
+        """Likewise."""
+        sides: Floats = self._prior.both_sides(step, head, splits) * np.array([[self._decode], [self._prefill]])
+        return sides
+
+    def contention(self, shape: Shape, units: int, neighbour: Shape, neighbour_units: int) -> float:
+        """What the prior says."""
+        return self._prior.contention(shape, units, neighbour, neighbour_units)
+
+    def margin(self, shape: Shape, beside: bool) -> float:
+        """What the prior says."""
+        return self._prior.margin(shape, beside)

@@ -3,6 +3,8 @@
 * TTFT: due to first token, queueing included. TPOT: (last - first token) / (tokens - 1). ITL: each gap between tokens.
 * attainment: requests that met every objective / all submitted; refused and failed ones missed.
 * goodput: requests that met every objective / seconds of the replay; per GPU: divided by all that the run used.
+
+Best-effort requests were promised nothing: objectives, latencies and the queue are those of the others (`judged`).
 """
 
 from __future__ import annotations
@@ -46,11 +48,17 @@ def met(served: Served, slo: SLO) -> bool:
     )
 
 
+def judged(replay: Replay) -> list[Served]:
+    """Those that were promised something."""
+    return [s for s in replay.served if not s.best_effort]
+
+
 def attainment(replay: Replay, slo: SLO) -> float:
     """Share of all submitted requests that met every objective; of a replay cut short, what was still possible."""
     if replay.reachable is not None:
         return replay.reachable
-    return sum(met(s, slo) for s in replay.served) / len(replay.served)
+    promised = judged(replay)
+    return sum(met(s, slo) for s in promised) / len(promised)
 
 
 def percentiles(values: Sequence[float], *points: int) -> dict[str, float | None]:
@@ -70,10 +78,11 @@ def backlog_grows(replay: Replay) -> bool:
     The queue (arrived, no first token, not refused) is counted at each arrival; its least-squares trend over the
     arrivals may add at most two requests, or 5 % of all if that is more.
     """
-    dues = np.array([s.due_s for s in replay.served])
+    promised = judged(replay)
+    dues = np.array([s.due_s for s in promised])
     if len(dues) < 4 or dues[-1] <= dues[0]:
         return False
-    firsts = np.sort([s.times_s[0] if s.times_s else s.due_s for s in replay.served])
+    firsts = np.sort([s.times_s[0] if s.times_s else s.due_s for s in promised])
     queue = np.arange(1, len(dues) + 1) - np.searchsorted(firsts, dues, side="right")
     slope = float(np.polyfit(dues - dues[0], queue, 1)[0])
     return slope * float(dues[-1] - dues[0]) > max(2.0, 0.05 * len(dues))
@@ -85,25 +94,26 @@ def summarise(replay: Replay, slo: SLO, gpus: int = 1) -> Summary:
     Args:
         gpus: devices that the run used.
     """
-    served, log = replay.served, replay.log
+    served, promised, log = replay.served, judged(replay), replay.log
     finished = [s for s in served if s.finished]
-    good = sum(met(s, slo) for s in served)
-    gaps = [gap for s in served for gap in itl_ms(s)]
+    good = sum(met(s, slo) for s in promised)
+    gaps = [gap for s in promised for gap in itl_ms(s)]
     seconds = replay.seconds
     return {
         "requests": len(served),
         "finished": len(finished),
         "refused": sum(s.reason is FinishReason.REFUSED for s in served),
         "failed": sum(s.reason is FinishReason.ERROR for s in served),
-        "ttft_ms": percentiles([v for s in served if (v := ttft_ms(s)) is not None], 50, 95, 99),
-        "tpot_ms": percentiles([v for s in served if (v := tpot_ms(s)) is not None], 50, 95, 99),
+        "ttft_ms": percentiles([v for s in promised if (v := ttft_ms(s)) is not None], 50, 95, 99),
+        "tpot_ms": percentiles([v for s in promised if (v := tpot_ms(s)) is not None], 50, 95, 99),
         "itl_ms": {**percentiles(gaps, 50, 99), "max": round(max(gaps), 6) if gaps else None},
         "gpus": gpus,
         "goodput_rps": good / seconds if seconds > 0 else 0.0,
         "goodput_per_gpu_rps": good / seconds / gpus if seconds > 0 else 0.0,
-        "slo_attainment": good / len(served) if served else 0.0,
+        "slo_attainment": good / len(promised) if promised else 0.0,
         "throughput_tok_s": sum(len(s.times_s) for s in served) / seconds if seconds > 0 else 0.0,
         "prompt_tok_s": sum(s.prompt_tokens for s in finished) / seconds if seconds > 0 else 0.0,
+        "best_effort": _best_effort(served, seconds),
         "seconds": seconds,
         "cached_tokens": sum(s.cached_tokens for s in served),
         "bubble": {"prefill": log.bubble["prefill"], "decode": log.bubble["decode"]},
@@ -111,4 +121,17 @@ def summarise(replay: Replay, slo: SLO, gpus: int = 1) -> Summary:
         "preemptions": log.preemptions,
         "steps": log.steps,
         "decision_us": percentiles([s * 1e6 for s in log.decision_seconds], 50, 99),
+    }
+
+
+def _best_effort(served: Sequence[Served], seconds: float) -> Summary | None:
+    """What became of the best-effort requests; None if there are none."""
+    theirs = [s for s in served if s.best_effort]
+    if not theirs:
+        return None
+    return {
+        "requests": len(theirs),
+        "finished": sum(s.finished for s in theirs),
+        "throughput_tok_s": sum(len(s.times_s) for s in theirs) / seconds if seconds > 0 else 0.0,
+        "prompt_tok_s": sum(s.prompt_tokens for s in theirs if s.finished) / seconds if seconds > 0 else 0.0,
     }

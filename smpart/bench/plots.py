@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from smpart.bench.bands import Bands
-from smpart.bench.metrics import itl_ms, ttft_ms
+from smpart.bench.metrics import itl_ms, judged, ttft_ms
 from smpart.bench.run import Run
 from smpart.engine.log import Span
 from smpart.errors import BackendUnavailable
@@ -280,7 +280,7 @@ def latencies(runs: Sequence[Run], path: Path, title: str) -> None:
     canvas, axes = figure(2, [1, 1], (8, 7), share=False)
     colours = dict(zip(dict.fromkeys(r.policy for r in runs), _POLICY_COLOURS * len(runs), strict=False))
     for policy, colour in colours.items():
-        served = [s for r in runs if r.policy == policy for s in r.replay.served]
+        served = [s for r in runs if r.policy == policy for s in judged(r.replay)]
         for axis, values in zip(
             axes,
             ([v for s in served if (v := ttft_ms(s)) is not None], [g for s in served for g in itl_ms(s)]),

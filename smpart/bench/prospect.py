@@ -11,7 +11,7 @@ from smpart.scheduler.slo import SLO
 
 class Prospect:
     """Counts the requests that have missed an objective for good: those that ended so, and those without a first token
-    whose TTFT objective has passed. All others may yet meet every one.
+    whose TTFT objective has passed. All others may yet meet every one. Best-effort requests do not count.
 
     Args:
         jobs: in order of `due_s`.
@@ -19,7 +19,7 @@ class Prospect:
     """
 
     def __init__(self, jobs: Sequence[Job], slo: SLO, least: float) -> None:
-        self._dues = [job.due_s for job in jobs]
+        self._dues = [(index, job.due_s) for index, job in enumerate(jobs) if not job.best_effort]
         self._slo, self._least = slo, least
         self._missed: set[int] = set()
         self._passed = 0
@@ -36,9 +36,10 @@ class Prospect:
             begun: whether a request has had a token.
             ended: since the last call.
         """
-        self._missed.update(served.index for served in ended if not met(served, self._slo))
-        while self._passed < len(self._dues) and (seconds - self._dues[self._passed]) * 1e3 > self._slo.ttft_ms:
-            if not begun(self._passed):
-                self._missed.add(self._passed)
+        self._missed.update(s.index for s in ended if not s.best_effort and not met(s, self._slo))
+        while self._passed < len(self._dues) and (seconds - self._dues[self._passed][1]) * 1e3 > self._slo.ttft_ms:
+            index = self._dues[self._passed][0]
+            if not begun(index):
+                self._missed.add(index)
             self._passed += 1
         return self.reachable < self._least

@@ -56,6 +56,7 @@ class Job:
     prompt: Sequence[int]
     params: SamplingParams
     hashes: Sequence[bytes] | None = None
+    best_effort: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Served:
     error: str | None = None
     cached_tokens: int = 0
     preemptions: int = 0
+    best_effort: bool = False
 
     @property
     def finished(self) -> bool:
@@ -136,7 +138,7 @@ def replay(
     """
     started = core.now()
     requests = [
-        Request(i, job.prompt, job.params, slo, hashes=job.hashes, arrival=started + job.due_s)
+        Request(i, job.prompt, job.params, slo, job.best_effort, hashes=job.hashes, arrival=started + job.due_s)
         for i, job in enumerate(jobs)
     ]
     cut = False
@@ -222,4 +224,5 @@ def _served(request: Request, job: Job, started: float) -> Served:
         request.error,
         request.cached_tokens,
         request.preemptions,
+        job.best_effort,
     )

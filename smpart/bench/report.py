@@ -23,6 +23,12 @@ _PER_GPU: tuple[tuple[str, tuple[str, ...], str], ...] = (
 )
 """Shown where a run used several."""
 
+_BEST_EFFORT: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("best-effort requests", ("best_effort", "requests"), ""),
+    ("best-effort throughput", ("best_effort", "throughput_tok_s"), "tok/s"),
+)
+"""Shown where there are any."""
+
 _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("requests", ("requests",), ""),
     ("refused", ("refused",), ""),
@@ -38,6 +44,7 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("capacity", ("capacity_rps",), "req/s"),
     *_PER_GPU,
     ("throughput", ("throughput_tok_s",), "tok/s"),
+    *_BEST_EFFORT,
     ("bubble, prefill lane", ("bubble", "prefill"), "%"),
     ("bubble, decode lane", ("bubble", "decode"), "%"),
     ("moves of the line", ("resizes",), ""),
@@ -54,9 +61,10 @@ class Cell(NamedTuple):
 def rows(records: Sequence[Record]) -> tuple[list[str], list[tuple[str, str, list[Cell | None]]]]:
     """Policies, and for each figure that any of them has: its name, its unit, and a cell a policy."""
     policies = list(dict.fromkeys(str(r["policy"]) for r in records))
-    several = any(r.get("gpus", 1) > 1 for r in records)
+    hidden = () if any(r.get("gpus", 1) > 1 for r in records) else _PER_GPU
+    hidden += () if all(r.get("best_effort") for r in records) else _BEST_EFFORT
     found = []
-    for name, path, unit in (row for row in _ROWS if several or row not in _PER_GPU):
+    for name, path, unit in (row for row in _ROWS if row not in hidden):
         cells = [_cell([_dig(r, path) for r in records if r["policy"] == policy], unit) for policy in policies]
         if any(cells):
             found.append((name, unit, cells))
@@ -104,6 +112,7 @@ def _rows(run: Run) -> list[dict[str, object]]:
             "output_tokens": len(s.token_ids),
             "cached_tokens": s.cached_tokens,
             "preemptions": s.preemptions,
+            "best_effort": s.best_effort,
             "finish_reason": s.reason.value,
             "error": s.error,
             "ttft_ms": ttft_ms(s),

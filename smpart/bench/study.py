@@ -117,9 +117,9 @@ class Study:
         self.deployment = made if handicap is None else replace(made, predictor=handicap(made))
         self.slo, self.guess = self._demands()
 
-    def at(self, policy: str, rate: float, seed: int = 0) -> Run:
-        """One replay."""
-        return self._bench(policy, rate).run(Task(self.spec(policy), rate, seed))
+    def at(self, policy: str, rate: float, seed: int = 0, best_effort: float = 0.0) -> Run:
+        """One replay, such a share of its requests best effort."""
+        return self._bench(policy, rate, best_effort).run(Task(self.spec(policy), rate, seed))
 
     def capacity(self, policy: str, guess: float | None = None, least: float | None = None) -> Run:
         """The search for a policy's capacity: the run at it, with ``capacity_rps`` and ``trials`` in its record.
@@ -144,9 +144,18 @@ class Study:
         proper = [split for split in self.deployment.lanes.splits() if not split.exclusive]
         return min(proper, key=lambda split: abs(split.prefill / split.total - wanted))
 
-    def _bench(self, policy: str, rate: float) -> Bench:
+    def _bench(self, policy: str, rate: float, best_effort: float = 0.0) -> Bench:
         spec = self.spec(policy)
-        options = Options((spec,), self._source, self.slo, (rate,), repeat=self.windows, capacity=True, jobs=1)
+        options = Options(
+            (spec,),
+            self._source,
+            self.slo,
+            (rate,),
+            repeat=self.windows,
+            capacity=True,
+            jobs=1,
+            best_effort=best_effort,
+        )
         return Bench(self.deployment, options, _silent, unwatched)
 
     def _demands(self) -> tuple[SLO, float]:

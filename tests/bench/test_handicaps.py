@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smpart.bench.handicaps import Unguarded, Unlearning, Wrong
+from smpart.bench.handicaps import Skewed, Unguarded, Unlearning, Wrong
 from smpart.partition import Shape, Split, open_backend
 from smpart.predictor import OnlinePredictor, RooflinePrior
 from smpart.predictor.estimate import NOTHING
@@ -46,3 +46,13 @@ def test_one_that_is_wrong_stays_wrong_by_as_much(factor: float) -> None:
     np.testing.assert_allclose(sides.step, told.step / factor)
     np.testing.assert_allclose(sides.head_upper, told.head_upper * factor)
     assert Split(8, 124) in SPLITS
+
+
+def test_a_skewed_prior_is_mended_by_what_is_observed() -> None:
+    skewed, true = OnlinePredictor(Skewed(PRIOR, 0.7, 1.5)), OnlinePredictor(PRIOR)
+    for shape, times in ((STEP, 1.5), (HEAD, 0.7)):
+        assert skewed.predict(shape, 132).mean == pytest.approx(times * true.predict(shape, 132).mean)
+    sides, told = skewed.predict_splits(STEP, HEAD, SPLITS), true.predict_splits(STEP, HEAD, SPLITS)
+    np.testing.assert_allclose(sides.step, 1.5 * told.step)
+    np.testing.assert_allclose(sides.head, 0.7 * told.head)
+    assert taught(skewed).predict(STEP, 132).mean == pytest.approx(taught(true).predict(STEP, 132).mean, rel=0.05)

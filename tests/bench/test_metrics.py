@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,3 +97,22 @@ def test_the_queue_grows_exactly_when_arrivals_outrun_the_server(fake_core: Any,
     """One second a request: arrivals every 1.5 s are kept up with, every 0.9 s they are not."""
     jobs = [Job(i * gap, range(5), SamplingParams(max_tokens=1), ()) for i in range(60)]
     assert backlog_grows(replay(fake_core(1.0, 0.1), jobs, SLO())) is grows
+
+
+def test_who_was_promised_nothing_is_not_judged() -> None:
+    slo = SLO(1000, 100)
+    late = replace(served(0.0, 5.0, 9.0), best_effort=True)
+    run = result(served(0.0, 0.5, 0.55), late, served(1.0, 3.0))
+    summary: Any = summarise(run, slo)
+    assert summary["slo_attainment"] == attainment(run, slo) == 0.5
+    assert summary["ttft_ms"]["p50"] == pytest.approx(1250) and summary["itl_ms"]["max"] == pytest.approx(50)
+    assert summary["throughput_tok_s"] == pytest.approx(5 / 10)
+    assert summary["best_effort"]["requests"] == summary["best_effort"]["finished"] == 1
+    assert summary["best_effort"]["throughput_tok_s"] == pytest.approx(2 / 10)
+    assert summarise(result(served(0.0, 0.5)), slo)["best_effort"] is None
+
+
+def test_a_queue_of_best_effort_requests_is_no_backlog() -> None:
+    crowd = [served(0.1 * i, 50.0 + i) for i in range(40)]
+    assert backlog_grows(result(*crowd))
+    assert not backlog_grows(result(*(replace(each, best_effort=True) for each in crowd), served(0.0, 0.1)))

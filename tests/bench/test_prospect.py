@@ -19,8 +19,11 @@ from smpart.scheduler.slo import SLO
 SERIAL = SLO(ttft_ms=2000, tpot_ms=600)
 
 
-def jobs(dues: Iterable[float], outputs: Iterable[int]) -> list[Job]:
-    return [Job(t, range(10), SamplingParams(max_tokens=n), ()) for t, n in zip(dues, outputs, strict=True)]
+def jobs(dues: Iterable[float], outputs: Iterable[int], best_effort: Iterable[int] = ()) -> list[Job]:
+    return [
+        Job(t, range(10), SamplingParams(max_tokens=n), (), i in best_effort)
+        for i, (t, n) in enumerate(zip(dues, outputs, strict=True))
+    ]
 
 
 def judged(core: Any, load: list[Job], least: float) -> Replay:
@@ -32,10 +35,13 @@ def judged(core: Any, load: list[Job], least: float) -> Replay:
     gaps=st.lists(st.floats(0.0, 4.0), min_size=1, max_size=12),
     outputs=st.lists(st.integers(1, 6), min_size=12, max_size=12),
     least=st.sampled_from([0.3, 0.5, 0.9, 1.0]),
+    best_effort=st.sets(st.integers(1, 11)),
 )
-def test_only_what_has_failed_is_cut_short(fake_core: Any, gaps: list[float], outputs: list[int], least: float) -> None:
+def test_only_what_has_failed_is_cut_short(
+    fake_core: Any, gaps: list[float], outputs: list[int], least: float, best_effort: set[int]
+) -> None:
     dues = [sum(gaps[: i + 1]) for i in range(len(gaps))]
-    load = jobs(dues, outputs[: len(gaps)])
+    load = jobs(dues, outputs[: len(gaps)], best_effort)
     whole, found = replay(fake_core(1.0, 0.5), load, SERIAL), judged(fake_core(1.0, 0.5), load, least)
     share = attainment(whole, SERIAL)
     if found.reachable is None:

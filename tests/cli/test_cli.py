@@ -269,3 +269,18 @@ def test_the_installed_command_imports_nothing_heavy_for_help() -> None:
     command = [sys.executable, "-m", "smpart", "generate"]
     failed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
+
+
+def test_best_effort_requests_yield_and_are_not_judged() -> None:
+    """At twice the rate, half of it best effort: those who were promised something hardly notice."""
+    at = ("--policy", "smpart", "--trace", "synth:chat", "--slo", "ttft=500,tpot=50", "--limit", "80", "--json")
+    sim = ("bench", "--backend", "sim:h100-roofline", "--model", "llama-3.1-8b")
+    crowded, mixed = (
+        last_json(smpart(*sim, *at, "--rate", "160", *more))["runs"][0] for more in ((), ("--best-effort", "0.5"))
+    )
+    assert crowded["best_effort"] is None
+    assert mixed["best_effort"]["finished"] == mixed["best_effort"]["requests"] in range(25, 56)
+    assert mixed["slo_attainment"] > crowded["slo_attainment"]
+    assert mixed["ttft_ms"]["p95"] < 0.5 * crowded["ttft_ms"]["p95"]
+    refused = smpart(*sim, *at, "--best-effort", "1")
+    assert refused.exit_code == 2 and "--best-effort" in refused.stderr
