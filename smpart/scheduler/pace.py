@@ -14,7 +14,7 @@ _AIM = 0.97
 """Share of the TPOT objective that the pace is set to, so that errors of prediction stay inside the objective."""
 _ANSWER = 128
 """Tokens of an answer, before anything is known of them."""
-_BEST_EFFORT_GAPS = 10.0
+BEST_EFFORT_GAPS = 10.0
 """A best-effort reader is owed a token every so many ITL objectives."""
 
 
@@ -80,7 +80,7 @@ class Readers:
         if self.tpot < fastest:
             gaps = np.where(self._tpot < fastest, np.maximum(2.0 * fastest, gaps), gaps)
         if self._best_effort is not None:
-            gaps = np.where(self._best_effort, _BEST_EFFORT_GAPS * self._itl, gaps)
+            gaps = np.where(self._best_effort, BEST_EFFORT_GAPS * self._itl, gaps)
         due: Floats = self._previous(table, table.ahead.take(self.rows), start) + gaps
         return np.fmax(due, start + 1.15 * fastest, out=due)
 

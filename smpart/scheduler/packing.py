@@ -60,9 +60,15 @@ def most_rows(snapshot: Snapshot, costs: Costs, readers: Readers, context: int) 
     Args:
         context: tokens that the readers' next step attends to.
     """
-    batch, tpot = len(readers.tuple), _PACE * readers.tpot
+    batch = len(readers.tuple)
     if batch == 0 or not snapshot.waiting.size or not snapshot.free_slots:
         return 1 << 30
+    return at_pace(snapshot, costs, batch, context, readers.tpot)
+
+
+def at_pace(snapshot: Snapshot, costs: Costs, batch: int, context: int, tpot: float) -> int:
+    """Rows of the largest step that holds a TPOT objective, by one of `batch` rows and `context` tokens."""
+    tpot *= _PACE
     now = costs.step(snapshot.predictor, batch, context, snapshot.units).mean
     if now > tpot:
         one = costs.step(snapshot.predictor, 1, -(-context // batch), snapshot.units).mean
@@ -73,21 +79,23 @@ def most_rows(snapshot: Snapshot, costs: Costs, readers: Readers, context: int) 
     return batch + int(batch * (tpot - now) / max(double - now, 1e-9))
 
 
-def room(snapshot: Snapshot, fit: Fit, most_rows: int) -> Room:
+def room(snapshot: Snapshot, fit: Fit, readers: int, most_rows: int) -> Room:
     """Blocks and rows that prefill may take when decode has what it needs.
 
     Set aside: the rest of prompts already begun, and one block for each running row to grow into.
 
     Args:
-        most_rows: rows that should be admitted at most, running ones included.
+        readers: rows that take steps.
+        most_rows: rows that should be admitted at most, those included.
     """
     if fit.short:
         return Room(0, 0, 0)
     begun = snapshot.prefilling
     rest = int(memory.blocks_wanted(snapshot, begun, snapshot.table.known[begun]).sum()) if begun.size else 0
-    admitted = len(begun) + len(snapshot.running) + sum(len(forward.rows) for forward in snapshot.forwards)
-    growth = len(snapshot.running) if admitted else 0
-    return Room(fit.free, fit.free - rest - growth, min(snapshot.free_slots, max(0, most_rows - admitted)))
+    admitted = len(begun) + readers + sum(len(forward.rows) for forward in snapshot.forwards)
+    return Room(
+        fit.free, fit.free - rest - len(snapshot.running), min(snapshot.free_slots, max(0, most_rows - admitted))
+    )
 
 
 class _Company:

@@ -117,9 +117,9 @@ def test_a_question_fills_in_what_was_not_asked() -> None:
     assert ask().contentions == (1.0, 1.1, 1.2, 1.3) and ask().seeds == (3, 4)
     assert ask(quick=True).contentions == (1.0, 1.3) and ask(quick=True).seeds == (3,)
     assert ask(gpu="h100-roofline").contentions == (1.0,)
-    assert ask().shortened(2, 300).source.limit == 1000
-    assert ask(limit=20, quick=True).shortened(1, 300).source.limit == 20
-    assert [ask(quick=True).shortened(batch, 250).source.limit for batch in (1, 15, 99)] == [60, 90, 120]
+    assert ask().shortened(2).source.limit == 1000
+    assert ask(limit=20, quick=True).shortened(1).source.limit == 20
+    assert [ask(quick=True).shortened(batch).source.limit for batch in (1, 15, 99)] == [60, 300, 500]
     assert ask().worst == 1.3 and list(ask().others()) == [1.2, 1.1, 1.0]
     assert [ask(gpu="h100x2").backend(c) for c in (1.0, 1.3)] == ["sim:h100x2", "sim:h100x2~1.3"]
 

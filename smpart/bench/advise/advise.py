@@ -56,7 +56,7 @@ def advise(question: Question, say: Callable[[str], None], progress: Progress) -
         most = min(fit, typical.most(cost, units, question.slo.tpot_ms / 1e3))
         table, known_for, prefill_s = _table(question, typical, made.lanes.splits(), most)
         batch = max(1, most // 4)
-        question = question.shortened(batch, typical.answer)
+        question = question.shortened(batch)
         fits = _fits(cost, typical, units, question, batch)
         contenders = Contenders.of(made.lanes.splits(), table.rows, fits, question.quick)
         recipes = _recipes(question, contenders, made)

@@ -19,8 +19,9 @@ CONTENTIONS = (1.0, 1.1, 1.2, 1.3)
 QUICK_CONTENTIONS = (1.0, 1.3)
 
 REQUESTS = 1000
-QUICK_REQUESTS, QUICK_FEWEST, QUICK_STEPS = 120, 60, 1500
-"""Of a quick look: requests, or as few as take about so many decode steps, each of which costs time to simulate."""
+QUICK_REQUESTS, QUICK_FEWEST, QUICK_TURNS = 500, 60, 20
+"""Of a quick look: requests at most and at least, and how many for each that decodes at a time. With fewer the
+device is mostly filling up, and rates seem to hold that do not."""
 
 SEEDS, QUICK_SEEDS = 2, 1
 
@@ -35,7 +36,8 @@ class Question:
     Attributes:
         gpu: as after ``sim:``, without a contention constant.
         contentions: constants to sweep, rising.
-        seeds: of arrivals (synthetic: of lengths too); policies are compared seed by seed.
+        seeds: of arrivals (synthetic: of lengths too; a long recorded trace: of its windows); policies are compared
+            seed by seed.
         target: share of requests that must meet every objective.
         jobs: processes that share the runs; 0: one a core.
         quick: look at fewer candidates.
@@ -73,22 +75,22 @@ class Question:
             )
         load.at_rate(1.0)
         contentions = (1.0,) if backend.roofline else QUICK_CONTENTIONS if quick else CONTENTIONS
-        varies = source.synthetic or not load.timed
+        whole = open_load(replace(source, limit=None), max_len=2**31, default_count=requests)
+        varies = source.synthetic or not load.timed or len(whole.arrivals) >= SEEDS * requests
         seeds = range(seed, seed + (QUICK_SEEDS if quick or not varies else SEEDS))
         return cls(
             model, gpu, source, slo, contentions, tuple(seeds), jobs=jobs, quick=quick, shorten=quick and limit is None
         )
 
-    def shortened(self, batch: int, answer: int) -> Self:
+    def shortened(self, batch: int) -> Self:
         """With as few requests as will do.
 
         Args:
             batch: that is expected to decode at a time.
-            answer: tokens of a typical answer.
         """
         if not self.shorten or self.source.limit is None:
             return self
-        few = max(QUICK_FEWEST, round(QUICK_STEPS * batch / answer))
+        few = max(QUICK_FEWEST, QUICK_TURNS * batch)
         return replace(self, source=replace(self.source, limit=min(self.source.limit, few)))
 
     def backend(self, contention: float) -> str:

@@ -9,7 +9,8 @@ equal worth the one that can be kept up is taken, then the one that gets the mos
 
 Bounds that hold whatever the load: a started forward is paused for at most `PAUSE` TTFT objectives (and one layer
 group) while others pass it; prefill as a whole goes without a token for at most `STARVE` of them (`started`); ageing
-rows get every fourth start (`backlog`); decode is put off only within every reader's deadline. Under overload requests
+rows get every fourth start (`backlog`); decode is put off only within every reader's deadline; best-effort readers stay
+out of steps that others would pay for, but for one every so often (`suspension`). Under overload requests
 that cannot be in time any more go behind those that can; ``smpart:refuse`` refuses them instead.
 
 To learn what its parts are worth they can be left out: ``no-slack`` owes every reader a token each TPOT, whatever it
@@ -41,6 +42,7 @@ from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill, Step, only_
 from smpart.scheduler.registry import Setup, register
 from smpart.scheduler.snapshot import ForwardView, Rows, Snapshot
 from smpart.scheduler.started import Started
+from smpart.scheduler.suspension import awake
 from smpart.scheduler.table import RequestTable
 
 GROUP = 0.12
@@ -134,9 +136,10 @@ class Smpart:
             return resumed
         self._costs.tick(snapshot.predictor, snapshot.units)
         fit = memory.fit_decode(snapshot)
-        readers = self._readers = self._readers.still(snapshot.table, fit.rows)
+        readers = self._readers = self._readers.still(snapshot.table, awake(snapshot, self._costs, fit.rows))
         context = readers.context(snapshot.table)
-        space = room(snapshot, fit, most_rows(snapshot, self._costs, readers, context))
+        most = most_rows(snapshot, self._costs, readers, context)
+        space = room(snapshot, fit, len(readers.tuple), most)
         refuse: Refusals = ()
         closed = not (snapshot.prefilling.size or (space.rows > 0 and space.fresh > 0) or snapshot.forwards)
         if closed and not self._variant.refuse:  # whatever the order of those who wait, nobody can start
@@ -152,6 +155,9 @@ class Smpart:
             head = pack(snapshot, line, space, limit, self._costs.saturation, speed)
         self._started.note(snapshot, bool(head.pieces))
         self._seen = snapshot.waiting, len(snapshot.prefilling)
+        if not head.pieces and not snapshot.forwards:  # nobody is worth waiting for
+            readers = self._readers = readers.still(snapshot.table, fit.rows)
+            context = readers.context(snapshot.table)
         if not readers.tuple:
             return self._prefill_alone(snapshot, fit, line, head, refuse)
         if not head.pieces and not snapshot.forwards:
