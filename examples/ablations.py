@@ -108,11 +108,12 @@ def draw(told: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Run what was asked for."""
     asked = parser(__doc__, NAME, jobs="searches", quick="one cell, four variants, 100 requests").parse_args()
-    cells, variants, requests, minutes = CELLS, tuple(VARIANTS), asked.requests, MINUTES
+    cells, variants = CELLS, tuple(VARIANTS)
+    size = {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}
     if asked.quick:
-        cells, requests, minutes = CELLS[:1], 100, QUICK_MINUTES
+        cells, size = CELLS[:1], {"requests": 100, "windows": 1, "minutes": QUICK_MINUTES}
         variants = ("everything", "no estimator", "no slack", "every 100 ms")
-    ask = partial(Capacity, requests=requests, minutes=minutes)
+    ask = partial(Capacity, **size)
     questions = [ask(cell=cell, variant=variant) for cell in cells for variant in variants]
     with inquiry(asked, NAME) as survey:
         found: dict[str, dict[str, Any]] = {}

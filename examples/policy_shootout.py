@@ -23,7 +23,7 @@ from typing import Any
 from rich.table import Table
 
 from smpart.bench.plots import figure
-from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, count, inquiry, parser
+from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, inquiry, parser
 from smpart.bench.study import OBJECTIVES, TRACES, Cell, geometric
 from smpart.scheduler import policy_names
 
@@ -179,7 +179,6 @@ def draw(cells: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Run what was asked for."""
     options = parser(__doc__, NAME, jobs="cells", quick="two cells, four policies, 100 requests")
-    options.add_argument("--windows", type=count, default=1, help="windows of the trace that each rate is tried on")
     options.add_argument("--contention", type=float, default=1.0, help="multiplies slowdowns beside a neighbour")
     options.add_argument("--policies", default=",".join((OURS, *RIVALS)))
     options.add_argument("--cells", default="", help="only cells whose name holds each of these words, joined by +")

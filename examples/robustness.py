@@ -23,7 +23,7 @@ from typing import Any
 
 from smpart.bench.handicaps import Skewed, Wrong
 from smpart.bench.plots import figure
-from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, count, inquiry, parser
+from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, inquiry, parser
 from smpart.bench.study import TRACES, Cell, Study
 from smpart.bench.tracefile import read_trace
 from smpart.engine.deployment import Deployment
@@ -170,9 +170,8 @@ def draw(answers: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Run what was asked for."""
-    options = parser(__doc__, NAME, jobs="runs", quick="two factors, one overload, one window, 80 requests")
-    options.add_argument("--windows", type=count, default=3, help="windows of the trace")
-    asked = options.parse_args()
+    quick = "two factors, one overload, one window, 80 requests"
+    asked = parser(__doc__, NAME, jobs="runs", quick=quick, windows=3).parse_args()
     size, cases = {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}, (FACTORS, OVERLOADS)
     if asked.quick:
         size, cases = {"requests": 80, "windows": 1, "minutes": QUICK_MINUTES}, ((0.7, 1.5), (2.0,))

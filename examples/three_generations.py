@@ -1,6 +1,7 @@
 """Three ways to serve two phases, in one table: together on one GPU, on two GPUs, side by side on one GPU.
 
-Latencies are taken at the same load per GPU, a share of what smpart holds; capacities are searched for each.
+Latencies are taken at the same load per GPU, a share of what smpart holds, on the first window; capacities are searched
+for each, on all.
 
 * isolation: the longest gap between tokens that 99 of 100 gaps stay below, over the median gap. Prompts of others
   lengthen gaps: 1 means that readers do not notice them.
@@ -126,13 +127,15 @@ def draw(cells: dict[str, list[dict[str, Any]]], path: Path) -> None:
 def main() -> None:
     """Run what was asked for."""
     asked = parser(__doc__, NAME, jobs="policies", quick="one cell, 80 requests").parse_args()
-    cells, requests, minutes = (CELLS[:1], 80, QUICK_MINUTES) if asked.quick else (CELLS, asked.requests, MINUTES)
+    cells, size = CELLS, {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}
+    if asked.quick:
+        cells, size = CELLS[:1], {"requests": 80, "windows": 1, "minutes": QUICK_MINUTES}
     found: dict[str, list[dict[str, Any]]] = {}
     with inquiry(asked, NAME) as survey:
-        capacities = survey.ask([Capacity(cell=cell, requests=requests, minutes=minutes) for cell in cells])
+        capacities = survey.ask([Capacity(cell=cell, **size) for cell in cells])
         for cell, held in zip(cells, capacities, strict=True):
             load = SHARE * float(held["capacity_rps"])
-            ask = partial(Row, cell=cell, requests=requests, minutes=minutes, load=load)
+            ask = partial(Row, cell=cell, load=load, **size)
             rows = [ask(policy=policy) for policy in GENERATIONS]
             found[cell.name] = survey.ask(rows)
             survey.show(table(cell, found[cell.name], load))

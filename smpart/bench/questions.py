@@ -83,7 +83,7 @@ class Question(ABC):
         return {"asks": type(self).__name__, **asdict(self)}
 
 
-def parser(doc: str | None, name: str, *, jobs: str, quick: str) -> argparse.ArgumentParser:
+def parser(doc: str | None, name: str, *, jobs: str, quick: str, windows: int = 1) -> argparse.ArgumentParser:
     """The options that all such scripts have.
 
     Args:
@@ -91,6 +91,7 @@ def parser(doc: str | None, name: str, *, jobs: str, quick: str) -> argparse.Arg
         name: of its results.
         jobs: what is done at a time.
         quick: what a quick look is at.
+        windows: of the trace, if not said otherwise.
     """
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument(
@@ -99,6 +100,7 @@ def parser(doc: str | None, name: str, *, jobs: str, quick: str) -> argparse.Arg
     made.add_argument("--profiles", type=Path, default=Path("out/profiles"), help="made there if they are missing")
     made.add_argument("--jobs", type=count, default=2, help=f"{jobs} at a time")
     made.add_argument("--requests", type=count, default=300, help="requests of one replay")
+    made.add_argument("--windows", type=count, default=windows, help="windows of the trace that each rate is tried on")
     made.add_argument("--quick", action="store_true", help=quick)
     made.add_argument("--json", action="store_true", help="print one JSON object as stdout's last line")
     return made
