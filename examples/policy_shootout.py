@@ -36,6 +36,8 @@ PLACES = (
 )
 LONG = ("mooncake-conv", "mooncake-synth")
 """Traces whose requests take some ten times as long as those of the others: half as many make a replay."""
+BURSTY = ("azure-conv", "azure-code")
+"""Traces of which one burst decides a window: twice as many windows are tried."""
 OURS = "smpart"
 RIVALS = (
     "static:75/25", "static:50/50", "pdmux", "muxwise", "bullet", "nexus", "semipd", "duet", "chunked+slack",
@@ -185,7 +187,7 @@ def main() -> None:
     asked = options.parse_args()
     every = [Cell(*place, trace, kind) for kind, trace, place in itertools.product(OBJECTIVES, TRACES, PLACES)]
     cells = [cell for cell in every if all(word in cell.name for word in asked.cells.split("+"))]
-    policies, requests, minutes = tuple(asked.policies.split(",")), asked.requests, MINUTES
+    policies, requests, windows, minutes = tuple(asked.policies.split(",")), asked.requests, asked.windows, MINUTES
     if asked.quick:
         cells, requests, minutes = list(QUICK), 100, QUICK_MINUTES
         policies = (OURS, "chunked", "chunked+slack", "static:50/50")
@@ -195,9 +197,14 @@ def main() -> None:
         options.error(f"--policies: no {', '.join(unknown)}; there are {', '.join(policy_names())}")
 
     def question(cell: Cell) -> Capacities:
-        where = {"windows": asked.windows, "contention": asked.contention, "minutes": minutes}
-        size = max(1, requests // 2) if cell.trace in LONG else requests
-        return Capacities(cell=cell, requests=size, policies=policies, **where)
+        return Capacities(
+            cell=cell,
+            requests=max(1, requests // 2) if cell.trace in LONG else requests,
+            windows=2 * windows if cell.trace in BURSTY else windows,
+            contention=asked.contention,
+            minutes=minutes,
+            policies=policies,
+        )
 
     with inquiry(asked, NAME) as survey:
         survey.ask([question(cell) for cell in cells])

@@ -63,12 +63,15 @@ def main() -> None:
     say = (lambda *_: None) if args.json == "-" else lambda line: print(line, flush=True)
     tables = {"aiconfigurator-core": versions(("aiconfigurator-core",))["aiconfigurator-core"]}
     result = {"schema": 1, "command": "simulator_errors", "host": {**host(), **tables}, "seed": args.seed}
-    if args.fit:
-        result["fitted"] = constants(say)
-    else:
-        result["price_us"] = price_us(say)
-        result["real_run"] = against_real_run(say)
-        result["end_to_end"] = against_points(say, args.quick, args.seed)
+    try:
+        if args.fit:
+            result["fitted"] = constants(say)
+        else:
+            result["price_us"] = price_us(say)
+            result["real_run"] = against_real_run(say)
+            result["end_to_end"] = against_points(say, args.quick, args.seed)
+    except SmpartError as error:
+        raise SystemExit(f"simulator_errors: {error}") from None
     if args.json == "-":
         print(json.dumps(result, indent=1))
     elif args.json:

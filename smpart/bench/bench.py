@@ -80,6 +80,10 @@ class Options:
             raise UsageError(f"--jobs {self.jobs}: must be at least 1, or 0 for one a core")
         if not 0.0 <= self.best_effort < 1.0:
             raise UsageError(f"--best-effort {self.best_effort:g}: must be at least 0 and below 1")
+        if self.best_effort and self.capacity:
+            raise UsageError(
+                "--best-effort: nothing was promised to those, so no rate is too high for them; --capacity takes none"
+            )
         if self.capacity and len(self.rates) > 1:
             raise UsageError(
                 f"--rate {_list(self.rates)}: --capacity chooses the rates; give one to begin with, or none"

@@ -4,7 +4,8 @@
 * attainment: requests that met every objective / all submitted; refused and failed ones missed.
 * goodput: requests that met every objective / seconds of the replay; per GPU: divided by all that the run used.
 
-Best-effort requests were promised nothing: objectives, latencies and the queue are those of the others (`judged`).
+Best-effort requests were promised nothing: objectives, latencies and the queue are those of the others (`judged`), and
+goodput is over the seconds until the last of those ended.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ def summarise(replay: Replay, slo: SLO, gpus: int = 1) -> Summary:
     finished = [s for s in served if s.finished]
     good = sum(met(s, slo) for s in promised)
     gaps = [gap for s in promised for gap in itl_ms(s)]
-    seconds = replay.seconds
+    seconds = span = replay.seconds
+    if len(promised) < len(served):
+        span = max((s.times_s[-1] if s.times_s else s.due_s for s in promised), default=0.0)
     return {
         "requests": len(served),
         "finished": len(finished),
@@ -108,8 +111,8 @@ def summarise(replay: Replay, slo: SLO, gpus: int = 1) -> Summary:
         "tpot_ms": percentiles([v for s in promised if (v := tpot_ms(s)) is not None], 50, 95, 99),
         "itl_ms": {**percentiles(gaps, 50, 99), "max": round(max(gaps), 6) if gaps else None},
         "gpus": gpus,
-        "goodput_rps": good / seconds if seconds > 0 else 0.0,
-        "goodput_per_gpu_rps": good / seconds / gpus if seconds > 0 else 0.0,
+        "goodput_rps": good / span if span > 0 else 0.0,
+        "goodput_per_gpu_rps": good / span / gpus if span > 0 else 0.0,
         "slo_attainment": good / len(promised) if promised else 0.0,
         "throughput_tok_s": sum(len(s.times_s) for s in served) / seconds if seconds > 0 else 0.0,
         "prompt_tok_s": sum(s.prompt_tokens for s in finished) / seconds if seconds > 0 else 0.0,

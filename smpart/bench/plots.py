@@ -68,7 +68,7 @@ def lanes(runs: Sequence[Run], units: int, unit_name: str, path: Path, title: st
     window = _window(runs)
     for axis, run in zip(axes[::2], runs, strict=True):
         _lane_panel(axis, run, _bands(run, units, gpus), unit_name, window)
-    worst = max((g for run in runs for s in run.replay.served for g in itl_ms(s)), default=1.0)
+    worst = max((g for run in runs for s in judged(run.replay) for g in itl_ms(s)), default=1.0)
     for axis, run in zip(axes[1::2], runs, strict=True):
         _gap_panel(axis, run, worst)
     axes[0].set_xlim(*window)
@@ -84,7 +84,7 @@ def _window(runs: Sequence[Run]) -> tuple[float, float]:
     if crowd <= _WINDOW_SPANS:
         return 0.0, seconds
     width = seconds * _WINDOW_SPANS / crowd
-    gaps = [(g, t) for r in runs for s in r.replay.served for g, t in zip(itl_ms(s), s.times_s[1:], strict=True)]
+    gaps = [(g, t) for r in runs for s in judged(r.replay) for g, t in zip(itl_ms(s), s.times_s[1:], strict=True)]
     centre = max(gaps, default=(0.0, 0.0))[1]
     start = min(max(0.0, centre - 0.5 * width), seconds - width)
     return start, start + width
@@ -155,7 +155,7 @@ def _line(spans: list[Span], started: float) -> list[tuple[float, int]]:
 
 
 def _gap_panel(axis: Axes, run: Run, worst: float) -> None:
-    points = [p for s in run.replay.served for p in zip(s.times_s[1:], itl_ms(s), strict=True)]
+    points = [p for s in judged(run.replay) for p in zip(s.times_s[1:], itl_ms(s), strict=True)]
     if points:
         times, gaps = np.array(points).T
         late = gaps > run.slo.itl_ms

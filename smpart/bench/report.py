@@ -62,7 +62,7 @@ def rows(records: Sequence[Record]) -> tuple[list[str], list[tuple[str, str, lis
     """Policies, and for each figure that any of them has: its name, its unit, and a cell a policy."""
     policies = list(dict.fromkeys(str(r["policy"]) for r in records))
     hidden = () if any(r.get("gpus", 1) > 1 for r in records) else _PER_GPU
-    hidden += () if all(r.get("best_effort") for r in records) else _BEST_EFFORT
+    hidden += () if any(r.get("best_effort") for r in records) else _BEST_EFFORT
     found = []
     for name, path, unit in (row for row in _ROWS if row not in hidden):
         cells = [_cell([_dig(r, path) for r in records if r["policy"] == policy], unit) for policy in policies]
@@ -138,7 +138,7 @@ def pandas() -> Any:
 def _dig(record: Record, path: tuple[str, ...]) -> float | None:
     value: Any = record
     for key in path:
-        value = value[key]
+        value = None if value is None else value[key]
     return value  # type: ignore[no-any-return]
 
 

@@ -152,7 +152,6 @@ class Study:
             self.slo,
             (rate,),
             repeat=self.windows,
-            capacity=True,
             jobs=1,
             best_effort=best_effort,
         )

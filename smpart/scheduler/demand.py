@@ -28,7 +28,7 @@ class Demand(NamedTuple):
         waited: seconds that the readers will have been without a token when the next step can begin.
         work: [prefills] seconds of each on the whole device, alone, in the order they will be served.
         first: [prefills] when each one's first token is due.
-        weight: [prefills] requests each stands for.
+        weight: [prefills] requests each stands for that were promised something; of best effort nothing is lost.
         rate: seconds of prefill work (whole device, alone) in one prompt token.
         group: seconds that the smallest piece of prefill takes on the whole device.
         starved: prefill must get on now.
@@ -101,7 +101,7 @@ class Firsts:
     def needed(self, ends: list[float]) -> float:
         """Pace at which each is early that is not too late if they end so."""
         needed = 0.0
-        for (done, slack, _), end in zip(self.jobs, ends, strict=True):
-            if end < (1.0 + LATE) * slack:
+        for (done, slack, weight), end in zip(self.jobs, ends, strict=True):
+            if weight and end < (1.0 + LATE) * slack:
                 needed = max(needed, done / (slack * (1.0 - EARLY)))
         return min(1.0, needed)

@@ -107,6 +107,7 @@ def test_who_was_promised_nothing_is_not_judged() -> None:
     assert summary["slo_attainment"] == attainment(run, slo) == 0.5
     assert summary["ttft_ms"]["p50"] == pytest.approx(1250) and summary["itl_ms"]["max"] == pytest.approx(50)
     assert summary["throughput_tok_s"] == pytest.approx(5 / 10)
+    assert summary["goodput_rps"] == pytest.approx(1 / 3.0), "until the last of the others ended"
     assert summary["best_effort"]["requests"] == summary["best_effort"]["finished"] == 1
     assert summary["best_effort"]["throughput_tok_s"] == pytest.approx(2 / 10)
     assert summarise(result(served(0.0, 0.5)), slo)["best_effort"] is None

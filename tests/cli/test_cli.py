@@ -282,5 +282,6 @@ def test_best_effort_requests_yield_and_are_not_judged() -> None:
     assert mixed["best_effort"]["finished"] == mixed["best_effort"]["requests"] in range(25, 56)
     assert mixed["slo_attainment"] > crowded["slo_attainment"]
     assert mixed["ttft_ms"]["p95"] < 0.5 * crowded["ttft_ms"]["p95"]
-    refused = smpart(*sim, *at, "--best-effort", "1")
-    assert refused.exit_code == 2 and "--best-effort" in refused.stderr
+    for wrong in (["--best-effort", "1"], ["--best-effort", "0.5", "--capacity"]):
+        refused = smpart(*sim, *at, *wrong)
+        assert refused.exit_code == 2 and "--best-effort" in refused.stderr

@@ -42,7 +42,7 @@ from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill, Step, only_
 from smpart.scheduler.registry import Setup, register
 from smpart.scheduler.snapshot import ForwardView, Rows, Snapshot
 from smpart.scheduler.started import Started
-from smpart.scheduler.suspension import awake
+from smpart.scheduler.suspension import awake, giving_way
 from smpart.scheduler.table import RequestTable
 
 GROUP = 0.12
@@ -155,12 +155,15 @@ class Smpart:
             head = pack(snapshot, line, space, limit, self._costs.saturation, speed)
         self._started.note(snapshot, bool(head.pieces))
         self._seen = snapshot.waiting, len(snapshot.prefilling)
-        if not head.pieces and not snapshot.forwards:  # nobody is worth waiting for
+        idle = not head.pieces and not snapshot.forwards
+        if idle and not fit.preempt and (gone := giving_way(snapshot, space.fresh)):
+            return Plan(snapshot.split, preempt=gone, refuse=refuse, reason="a best-effort reader makes room")
+        if idle and not readers.tuple:  # nobody is worth waiting for
             readers = self._readers = readers.still(snapshot.table, fit.rows)
             context = readers.context(snapshot.table)
         if not readers.tuple:
             return self._prefill_alone(snapshot, fit, line, head, refuse)
-        if not head.pieces and not snapshot.forwards:
+        if idle:
             full = closed and (space.fresh <= 0 or not snapshot.free_slots)
             return self._decode_alone(snapshot, fit, context, head, refuse, full)
         choice = self._last = self._choose(snapshot, readers, context, line, head)
@@ -224,7 +227,7 @@ class Smpart:
         Args:
             full: whoever waits finds no blocks or no slot before somebody ends.
         """
-        batch, held = len(fit.rows), snapshot.split
+        batch, held = len(self._readers.tuple), snapshot.split
         split = Split(0, snapshot.units)
         if 0 < held.decode < snapshot.units:
             now = self._costs.step(snapshot.predictor, batch, context, held.decode).mean
@@ -272,11 +275,13 @@ class Smpart:
             paces, price = [], 0.0
         due.sort()
         count = min(len(line.rows), max(len(head.pieces), min(line.saved, _COUNTED)))
-        work, first, weight = line.work[:count].tolist(), line.deadlines[:count].tolist(), [1] * count
+        effort = snapshot.table.best_effort
+        work, first = line.work[:count].tolist(), line.deadlines[:count].tolist()
+        weight = (~effort.take(line.rows[:count])).astype(int).tolist()
         if forwards:
             work = [self._started.until_first(snapshot, forward) for forward in forwards] + work
             first = [self._started.due(snapshot, forward) for forward in forwards] + first
-            weight = [len(forward.rows) for forward in forwards] + weight
+            weight = [int(np.count_nonzero(~effort[list(forward.rows)])) for forward in forwards] + weight
         return Demand(
             due.tolist(),
             paces,
