@@ -10,7 +10,7 @@ from pathlib import Path
 from smpart.bench import plots
 from smpart.bench.console import Display
 from smpart.bench.host import host
-from smpart.bench.report import document, pandas, table, write
+from smpart.bench.report import by_rate, document, pandas, table, write
 from smpart.bench.run import Run
 from smpart.bench.stdout import print_json
 from smpart.errors import UsageError
@@ -56,8 +56,8 @@ class Output:
     def report(self, runs: Sequence[Run], device: Device, gpus: int, title: str, **more: object) -> None:
         """Print and write what `runs` gave on devices of so many GPUs each; `more` goes into the JSON."""
         results = document(self.command, host(), [run.record for run in runs], **more)
-        for part, name in _by_rate(runs, title):
-            self.display.tables.print(table([run.record for run in part], name))
+        for rate, records in by_rate([run.record for run in runs]):
+            self.display.tables.print(table(records, title if rate is None else f"{title}, {rate:g} req/s"))
         if self.folder is not None:
             paths = [
                 *write(self.folder, results, runs, self.config),
@@ -75,16 +75,6 @@ class Output:
         plots.latencies(runs, paths[2], title)
         plots.shares(contrast(runs), device.units, units, paths[3], title, gpus)
         return paths
-
-
-def _by_rate(runs: Sequence[Run], title: str) -> list[tuple[list[Run], str]]:
-    """The runs rate by rate, where every policy was run at the same several rates; else all together."""
-    rates = list(dict.fromkeys(run.record["rate"] for run in runs))
-    parts = [[run for run in runs if run.record["rate"] == rate] for rate in rates]
-    policies = {run.policy for run in runs}
-    if len(parts) == 1 or any({run.policy for run in part} != policies for part in parts):
-        return [(list(runs), title)]
-    return [(part, f"{title}, {rate:g} req/s") for part, rate in zip(parts, rates, strict=True)]
 
 
 def contrast(runs: Sequence[Run]) -> list[Run]:

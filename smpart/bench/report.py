@@ -71,6 +71,16 @@ def rows(records: Sequence[Record]) -> tuple[list[str], list[tuple[str, str, lis
     return policies, found
 
 
+def by_rate(records: Sequence[Record]) -> list[tuple[float | None, list[Record]]]:
+    """The records rate by rate, where every policy was run at the same several rates; else all together."""
+    rates = list(dict.fromkeys(record["rate"] for record in records))
+    parts = [[record for record in records if record["rate"] == rate] for rate in rates]
+    policies = {record["policy"] for record in records}
+    if len(parts) == 1 or any({record["policy"] for record in part} != policies for part in parts):
+        return [(None, list(records))]
+    return list(zip(rates, parts, strict=True))
+
+
 def table(records: Sequence[Record], title: str) -> Table:
     """One column a policy: the median over its runs, with the lowest and highest where there are several."""
     policies, figures = rows(records)

@@ -11,7 +11,7 @@ import pytest
 from smpart.bench.bench import Bench, Options, Task, Watch
 from smpart.bench.capacity import at_capacity
 from smpart.bench.crew import Alone, Processes, crew
-from smpart.bench.output import _by_rate
+from smpart.bench.report import by_rate
 from smpart.bench.run import Run
 from smpart.bench.source import TraceOptions
 from smpart.engine.deployment import Deployment
@@ -61,9 +61,9 @@ def test_processes_make_the_runs_that_one_process_makes() -> None:
 def test_rates_are_told_apart() -> None:
     with opened(rates=(4.0, 8.0), jobs=1) as (bench, said), crew(bench, said.append) as workers:
         runs = list(workers.runs(bench.tasks()))
-    parts = _by_rate(runs, "title")
-    assert [(len(part), name) for part, name in parts] == [(2, "title, 4 req/s"), (2, "title, 8 req/s")]
-    assert _by_rate(runs[:3], "title") == [(runs[:3], "title")]
+    records = [run.record for run in runs]
+    assert [(rate, len(part)) for rate, part in by_rate(records)] == [(4.0, 2), (8.0, 2)]
+    assert by_rate(records[:3]) == [(None, records[:3])]
 
 
 def test_capacities_of_several_targets_share_their_trials() -> None:

@@ -143,7 +143,9 @@ def test_a_profile_that_was_not_fitted_since_is_fitted_first(
 def test_the_page_of_a_bench(tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ["bench", "--backend", "sim:h100", "--model", "llama-3.1-8b", "--dtype", "bfloat16", "--limit", "12"]
-    done = smpart(*arguments, "--policy", "mixed,chunked", "--repeat", "2", "--out", str(out), "--json")
+    done = smpart(
+        *arguments, "--policy", "mixed,chunked", "--rate", "4,8", "--repeat", "2", "--out", str(out), "--json"
+    )
     assert done.exit_code == 0, done.output
     result = smpart("report", str(out))
     assert result.exit_code == 0 and result.stdout.strip() == str(out / "report.html")
@@ -154,6 +156,7 @@ def test_the_page_of_a_bench(tmp_path: Path) -> None:
     ttft = json.loads(done.stdout.splitlines()[-1])["runs"][0]["slo"]["ttft_ms"]
     for name in ("mixed", "chunked", "TTFT p95", "options.policies", "llama-3.1-8b", json.dumps(ttft)):
         assert name in read.text
+    assert "At 4 requests a second" in read.text and "At 8 requests a second" in read.text
 
 
 @pytest.mark.parametrize(

@@ -49,14 +49,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _comparison(runs: Sequence[Mapping[str, Any]], verdict: str) -> Section:
-    policies, figures = report.rows(runs)
-    rows = []
-    for name, unit, cells in figures:
-        shown = ("–" if c is None else f"{c.middle} ({c.spread})" if c.spread else c.middle for c in cells)  # noqa: RUF001
-        rows.append([name, *shown, unit])
-    caption = "Median over a policy's runs, with the lowest and highest where there are several"
     blocks: list[Block] = [Text(verdict)] if verdict else []
-    return Section("The policies compared", [*blocks, Table(["", *policies, ""], rows, caption)])
+    for rate, records in report.by_rate(runs):
+        policies, figures = report.rows(records)
+        rows = []
+        for name, unit, cells in figures:
+            shown = ("–" if c is None else f"{c.middle} ({c.spread})" if c.spread else c.middle for c in cells)  # noqa: RUF001
+            rows.append([name, *shown, unit])
+        at = "" if rate is None else f"At {rate:g} requests a second. "
+        caption = f"{at}Median over a policy's runs, with the lowest and highest where there are several"
+        blocks.append(Table(["", *policies, ""], rows, caption))
+    return Section("The policies compared", blocks)
 
 
 def _pictures(folder: Path) -> list[Block]:
