@@ -11,7 +11,7 @@ import pytest
 from smpart.bench.bench import Bench, Options, Task, Watch
 from smpart.bench.capacity import at_capacity
 from smpart.bench.crew import Alone, Processes, crew
-from smpart.bench.report import by_rate
+from smpart.bench.report import by_rate, rows
 from smpart.bench.run import Run
 from smpart.bench.source import TraceOptions
 from smpart.engine.deployment import Deployment
@@ -64,6 +64,14 @@ def test_rates_are_told_apart() -> None:
     records = [run.record for run in runs]
     assert [(rate, len(part)) for rate, part in by_rate(records)] == [(4.0, 2), (8.0, 2)]
     assert by_rate(records[:3]) == [(None, records[:3])]
+
+
+def test_best_effort_is_shown_where_any_run_had_some() -> None:
+    with opened(jobs=1) as (bench, said), crew(bench, said.append) as workers:
+        record = next(iter(workers.runs(bench.tasks()))).record
+    some = {**record, "best_effort": {"requests": 3, "finished": 3, "throughput_tok_s": 7.0, "prompt_tok_s": 9.0}}
+    for records, shown in (([record, some], True), ([record, record], False)):
+        assert ("best-effort requests" in [name for name, _, _ in rows(records)[1]]) == shown
 
 
 def test_capacities_of_several_targets_share_their_trials() -> None:
