@@ -14,7 +14,7 @@ from typing import Any
 
 from smpart.bench.handicaps import Unguarded, Unlearning
 from smpart.bench.plots import figure
-from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, inquiry, parser
+from smpart.bench.questions import Answer, Question, inquiry, parser, size
 from smpart.bench.study import Cell, Handicap, geometric
 from smpart.engine.deployment import Deployment
 from smpart.predictor import OnlinePredictor, RooflinePrior
@@ -109,11 +109,10 @@ def main() -> None:
     """Run what was asked for."""
     asked = parser(__doc__, NAME, jobs="searches", quick="one cell, four variants, 100 requests").parse_args()
     cells, variants = CELLS, tuple(VARIANTS)
-    size = {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}
     if asked.quick:
-        cells, size = CELLS[:1], {"requests": 100, "windows": 1, "minutes": QUICK_MINUTES}
+        cells = CELLS[:1]
         variants = ("everything", "no estimator", "no slack", "every 100 ms")
-    ask = partial(Capacity, **size)
+    ask = partial(Capacity, **size(asked, 100))
     questions = [ask(cell=cell, variant=variant) for cell in cells for variant in variants]
     with inquiry(asked, NAME) as survey:
         found: dict[str, dict[str, Any]] = {}

@@ -23,7 +23,7 @@ from typing import Any
 
 from smpart.bench.handicaps import Skewed, Wrong
 from smpart.bench.plots import figure
-from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, inquiry, parser
+from smpart.bench.questions import Answer, Question, inquiry, parser, size
 from smpart.bench.study import TRACES, Cell, Study
 from smpart.bench.tracefile import read_trace
 from smpart.engine.deployment import Deployment
@@ -172,12 +172,10 @@ def main() -> None:
     """Run what was asked for."""
     quick = "two factors, one overload, one window, 80 requests"
     asked = parser(__doc__, NAME, jobs="runs", quick=quick, windows=3).parse_args()
-    size, cases = {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}, (FACTORS, OVERLOADS)
-    if asked.quick:
-        size, cases = {"requests": 80, "windows": 1, "minutes": QUICK_MINUTES}, ((0.7, 1.5), (2.0,))
+    cases, scope = ((0.7, 1.5), (2.0,)) if asked.quick else (FACTORS, OVERLOADS), size(asked, 80)
     with inquiry(asked, NAME) as survey:
-        (held,) = survey.ask([Capacity(cell=BASE, **size)])
-        ask = partial(Attainment, load=SHARE * held["over_guess"], **size)
+        (held,) = survey.ask([Capacity(cell=BASE, **scope)])
+        ask = partial(Attainment, load=SHARE * held["over_guess"], **scope)
         answers = survey.ask(list(questions(ask, *cases)))
         rows = [{key: value for key, value in answer.items() if key != "runs"} for answer in answers]
         told = {"capacity_rps": held["capacity_rps"], "share": SHARE, "attainments": rows}

@@ -22,7 +22,7 @@ from typing import Any
 from rich.table import Table
 
 from smpart.bench.plots import figure
-from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, inquiry, parser
+from smpart.bench.questions import Answer, Question, inquiry, parser, size
 from smpart.bench.study import Cell
 from smpart.sim import DIMENSIONS
 
@@ -127,15 +127,13 @@ def draw(cells: dict[str, list[dict[str, Any]]], path: Path) -> None:
 def main() -> None:
     """Run what was asked for."""
     asked = parser(__doc__, NAME, jobs="policies", quick="one cell, 80 requests").parse_args()
-    cells, size = CELLS, {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}
-    if asked.quick:
-        cells, size = CELLS[:1], {"requests": 80, "windows": 1, "minutes": QUICK_MINUTES}
+    cells, scope = CELLS[:1] if asked.quick else CELLS, size(asked, 80)
     found: dict[str, list[dict[str, Any]]] = {}
     with inquiry(asked, NAME) as survey:
-        capacities = survey.ask([Capacity(cell=cell, **size) for cell in cells])
+        capacities = survey.ask([Capacity(cell=cell, **scope) for cell in cells])
         for cell, held in zip(cells, capacities, strict=True):
             load = SHARE * float(held["capacity_rps"])
-            ask = partial(Row, cell=cell, load=load, **size)
+            ask = partial(Row, cell=cell, load=load, **scope)
             rows = [ask(policy=policy) for policy in GENERATIONS]
             found[cell.name] = survey.ask(rows)
             survey.show(table(cell, found[cell.name], load))

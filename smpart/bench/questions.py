@@ -106,6 +106,13 @@ def parser(doc: str | None, name: str, *, jobs: str, quick: str, windows: int = 
     return made
 
 
+def size(asked: argparse.Namespace, quick_requests: int) -> dict[str, int]:
+    """`Question.requests`, `windows` and `minutes` as asked for; a quick look has one window of so many requests."""
+    if asked.quick:
+        return {"requests": quick_requests, "windows": 1, "minutes": QUICK_MINUTES}
+    return {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}
+
+
 def count(text: str) -> int:
     """A whole number of at least 1, for `argparse`."""
     if not text.isdecimal() or int(text) < 1:

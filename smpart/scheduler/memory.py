@@ -122,3 +122,22 @@ def unblock(snapshot: Snapshot, row: int) -> tuple[int, ...]:
     others = snapshot.prefilling[snapshot.prefilling != row]
     others = others[(table.blocks[others] > 0) & (table.flying[others] == 0)]
     return (int(others[np.lexsort((table.seq[others], table.best_effort[others]))[-1]]),) if others.size else ()
+
+
+def giving_way(snapshot: Snapshot, fresh: int) -> tuple[int, ...]:
+    """The best-effort reader who gives slot and blocks back, where somebody who was promised something has neither.
+
+    The latest arrival, one at a time: nobody else does while another is on its way out.
+
+    Args:
+        fresh: blocks that prompts may take.
+    """
+    table = snapshot.table
+    readers = snapshot.running[table.best_effort.take(snapshot.running)]
+    promised = snapshot.waiting[~table.best_effort.take(snapshot.waiting)]
+    if not (readers.size and promised.size) or np.any(table.state == _LEAVING):
+        return ()
+    wanted = -(-int(table.known[promised[0]]) // snapshot.block_tokens)
+    if snapshot.free_slots and fresh >= wanted:
+        return ()
+    return (int(readers[table.seq.take(readers).argmax()]),)

@@ -1,4 +1,4 @@
-"""Best-effort readers stay out of steps that others would pay for, and give their place to whoever finds none."""
+"""Best-effort readers stay out of steps that others would pay for."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from smpart.scheduler.costs import Costs
 from smpart.scheduler.pace import BEST_EFFORT_GAPS
 from smpart.scheduler.packing import at_pace
 from smpart.scheduler.snapshot import Rows, Snapshot
-from smpart.scheduler.table import State
-
-_LEAVING = int(State.LEAVING)
 
 
 def awake(snapshot: Snapshot, costs: Costs, rows: Rows) -> Rows:
@@ -40,25 +37,6 @@ def awake(snapshot: Snapshot, costs: Costs, rows: Rows) -> Rows:
     steps = ~effort
     steps[places[due]] = True
     return rows[steps]
-
-
-def giving_way(snapshot: Snapshot, fresh: int) -> tuple[int, ...]:
-    """The best-effort reader who gives slot and blocks back, where somebody who was promised something has neither.
-
-    The latest arrival, one at a time: nobody else does while another is on its way out.
-
-    Args:
-        fresh: blocks that prompts may take.
-    """
-    table = snapshot.table
-    readers = snapshot.running[table.best_effort.take(snapshot.running)]
-    promised = snapshot.waiting[~table.best_effort.take(snapshot.waiting)]
-    if not (readers.size and promised.size) or np.any(table.state == _LEAVING):
-        return ()
-    wanted = -(-int(table.known[promised[0]]) // snapshot.block_tokens)
-    if snapshot.free_slots and fresh >= wanted:
-        return ()
-    return (int(readers[table.seq.take(readers).argmax()]),)
 
 
 def _somebody_waits(snapshot: Snapshot) -> bool:

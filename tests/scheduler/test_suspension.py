@@ -15,9 +15,10 @@ from smpart.scheduler import SLO, make_policy
 from smpart.scheduler.choice import Choice, choose
 from smpart.scheduler.costs import Costs
 from smpart.scheduler.demand import Demand
+from smpart.scheduler.memory import giving_way
 from smpart.scheduler.pace import BEST_EFFORT_GAPS
 from smpart.scheduler.snapshot import Snapshot
-from smpart.scheduler.suspension import awake, giving_way
+from smpart.scheduler.suspension import awake
 from smpart.scheduler.table import State
 from tests.scheduler.still import begun, decoding, still, waiting
 

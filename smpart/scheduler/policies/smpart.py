@@ -42,7 +42,7 @@ from smpart.scheduler.plan import Plan, ResumePrefill, StartPrefill, Step, only_
 from smpart.scheduler.registry import Setup, register
 from smpart.scheduler.snapshot import ForwardView, Rows, Snapshot
 from smpart.scheduler.started import Started
-from smpart.scheduler.suspension import awake, giving_way
+from smpart.scheduler.suspension import awake
 from smpart.scheduler.table import RequestTable
 
 GROUP = 0.12
@@ -155,17 +155,13 @@ class Smpart:
             head = pack(snapshot, line, space, limit, self._costs.saturation, speed)
         self._started.note(snapshot, bool(head.pieces))
         self._seen = snapshot.waiting, len(snapshot.prefilling)
-        idle = not head.pieces and not snapshot.forwards
-        if idle and not fit.preempt and (gone := giving_way(snapshot, space.fresh)):
-            return Plan(snapshot.split, preempt=gone, refuse=refuse, reason="a best-effort reader makes room")
-        if idle and not readers.tuple:  # nobody is worth waiting for
-            readers = self._readers = readers.still(snapshot.table, fit.rows)
-            context = readers.context(snapshot.table)
+        if not head.pieces and not snapshot.forwards:
+            if not fit.preempt and (gone := memory.giving_way(snapshot, space.fresh)):
+                return Plan(snapshot.split, preempt=gone, refuse=refuse, reason="a best-effort reader makes room")
+            full = closed and (space.fresh <= 0 or not snapshot.free_slots) and not self._variant.refuse
+            return self._decode_alone(snapshot, fit, context, head, refuse, full)
         if not readers.tuple:
             return self._prefill_alone(snapshot, fit, line, head, refuse)
-        if idle:
-            full = closed and (space.fresh <= 0 or not snapshot.free_slots)
-            return self._decode_alone(snapshot, fit, context, head, refuse, full)
         choice = self._last = self._choose(snapshot, readers, context, line, head)
         if choice.kind is _HYBRID:
             head = pack(snapshot, line, space, choice.chunk)
@@ -212,8 +208,6 @@ class Smpart:
     def _prefill_alone(self, snapshot: Snapshot, fit: Fit, line: Backlog, head: Pack, refuse: Refusals) -> Plan:
         """Nothing to decode: prefill has the device."""
         preempt = fit.preempt + head.preempt
-        if not head.pieces and not snapshot.forwards:
-            return Plan(snapshot.split, preempt=preempt, refuse=refuse, reason="nothing can be launched")
         whole = Split(snapshot.units, 0)
         self._last = Choice(Kind.DECODE, whole, 1.0)
         prefill = self._prefill(snapshot, line, head, snapshot.units, self._group, False)
@@ -227,6 +221,12 @@ class Smpart:
         Args:
             full: whoever waits finds no blocks or no slot before somebody ends.
         """
+        preempt = fit.preempt + head.preempt
+        if not self._readers.tuple:  # nobody is worth staying out for
+            self._readers = self._readers.still(snapshot.table, fit.rows)
+            context = self._readers.context(snapshot.table)
+        if not self._readers.tuple:
+            return Plan(snapshot.split, preempt=preempt, refuse=refuse, reason="nothing can be launched")
         batch, held = len(self._readers.tuple), snapshot.split
         split = Split(0, snapshot.units)
         if 0 < held.decode < snapshot.units:
@@ -235,9 +235,8 @@ class Smpart:
                 split = held
         step = Step(self._readers.tuple) if snapshot.decode_lane.room else None
         reason = "no prefill waits" if not snapshot.waiting.size else "no room to admit"
-        preempt = fit.preempt + head.preempt
         reason = f"{reason}: decode on {split.decode}"
-        steady = split.exclusive and only_decodes(snapshot, batch, full and not self._variant.refuse)
+        steady = split.exclusive and only_decodes(snapshot, batch, full)
         if steady:
             self._started.nobody_can_start()
         return Plan(split, step=step, preempt=preempt, refuse=refuse, steady=steady, reason=reason)
