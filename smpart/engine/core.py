@@ -182,6 +182,7 @@ class EngineCore:
         if self.state.lanes.epoch != self._epoch:
             self._epoch = self.state.lanes.epoch
             self.state.lose_memory()
+        self.state.lose_paused()
         launched = self._go_on()
         if not launched and until is None:
             self._refuse_to_stall()

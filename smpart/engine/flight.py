@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smpart.engine.request import Request
-from smpart.partition import Completion, Shape, Work
+from smpart.partition import Completion, Shape, Split, Work
 from smpart.scheduler.snapshot import ForwardView
 from smpart.scheduler.table import RequestTable, State
 
@@ -28,13 +28,20 @@ class Part:
 
 @dataclass(eq=False, slots=True)
 class Forward:
-    """A packed prefill that runs in layer groups on the prefill lane."""
+    """A packed prefill that runs in layer groups on the prefill lane.
+
+    Attributes:
+        split: that it was started under.
+        body: that which it was started in, and goes on in nowhere else (see `Lanes.body`).
+    """
 
     id: int
     parts: tuple[Part, ...]
     shape: Shape
     layers_left: int
     started: float
+    split: Split
+    body: Hashable
     inflight: int = 0
 
     def view(self) -> ForwardView:

@@ -107,13 +107,16 @@ class Launcher:
 
     def start(self, start: StartPrefill) -> bool:
         """Start a prefill forward and launch its first layer group; whether it was launched."""
-        if self._grant(Side.PREFILL) is None or len(self.state.forwards) >= self.max_paused:
+        split = self._grant(Side.PREFILL)
+        if split is None or len(self.state.forwards) >= self.max_paused:
             return False
         parts = tuple(part for piece in start.pieces if (part := self._place(piece)) is not None)
         if not parts:
             return False
         shape = Shape.prefill((p.length, p.start) for p in parts)
-        forward = Forward(next(self.state.numbers), parts, shape, self.layers, self.state.lanes.now())
+        lanes = self.state.lanes
+        body = lanes.body(Side.PREFILL, split)
+        forward = Forward(next(self.state.numbers), parts, shape, self.layers, lanes.now(), split, body)
         self.state.forwards[forward.id] = forward
         for part in parts:
             self.state.table.forward[part.row] = forward.id

@@ -144,6 +144,12 @@ class EngineState:
             self.drop_dead_forward(int(self.table.forward[row]))
             self.settle(row)
 
+    def lose_paused(self) -> None:
+        """Start again what was paused in a body that is gone: with nothing in flight there, no work came back lost."""
+        for forward in list(self.forwards.values()):
+            if forward.body != self.lanes.body(Side.PREFILL, forward.split):
+                self.drop(forward)
+
     def lose_memory(self) -> None:
         """What the lanes had computed is gone, and nothing is in flight: every request starts again, tokens kept."""
         for forward in list(self.forwards.values()):

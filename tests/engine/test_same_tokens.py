@@ -18,7 +18,9 @@ from smpart.kvcache import KVConfig
 from smpart.partition import Side
 from smpart.runtime.models import load_model
 from smpart.runtime.sampling import SamplingParams
+from smpart.scheduler.plan import Piece, Plan, ResumePrefill, StartPrefill, Step
 from smpart.scheduler.slo import SLO
+from smpart.scheduler.snapshot import Snapshot
 
 NEW = 12
 
@@ -82,6 +84,44 @@ def test_any_schedule_gives_the_tokens_of_generate(tiny, seed: int) -> None:
 def test_killed_workers_cost_time_and_no_token(tiny, seed: int) -> None:
     model, deployment = tiny
     run(deployment, model, 100 + seed, kills=1, cancels=0.0)
+
+
+class LayerByLayer(Chaos):
+    """One prompt at a time, a layer at a time, and a lane that is idle between two of them."""
+
+    def plan(self, s: Snapshot) -> Plan:
+        if s.prefill_lane.inflight:
+            return Plan(s.splits[-1])
+        if s.forwards:
+            return Plan(s.splits[-1], prefill=ResumePrefill(s.forwards[0].id, 1))
+        for row in (*s.waiting.tolist(), *s.prefilling.tolist()):
+            return Plan(s.splits[-1], prefill=StartPrefill((Piece(row, int(s.table.known[row])),), 1))
+        return Plan(s.splits[0], step=Step(tuple(s.running.tolist())))
+
+
+def test_a_worker_that_is_killed_with_nothing_but_a_paused_forward_costs_no_token(tiny) -> None:
+    """No work comes back as lost then: the engine must find out by itself that the forward is gone."""
+    model, deployment = tiny
+    lanes = deployment.lanes
+    core = deployment.core(LayerByLayer(1), SLO())
+    request = Request(0, list(range(3, 60)), SamplingParams(max_tokens=4, ignore_eos=True), SLO())
+    core.add(request)
+    core.turn()
+    (paused,) = core.state.forwards.values()
+    completions = lanes.wait(None)
+    victim = lanes.pid(Side.PREFILL)
+    os.kill(victim, signal.SIGKILL)
+    while lanes.pid(Side.PREFILL) == victim:
+        completions += lanes.wait(lanes.now() + 0.01)
+    core._digest.take(completions)
+    assert paused.inflight == 0 and paused.layers_left
+    core.turn(core.now())
+    assert paused.id not in core.state.forwards
+    while not core.idle:
+        core.turn()
+    assert request.error is None
+    assert request.token_ids == reference(model, list(request.prompt), 4)
+    assert core.log.lost_works == 0
 
 
 @pytest.mark.parametrize("policy", ["mixed", "chunked:48", "static:1/1", "smpart", "overlap"])
