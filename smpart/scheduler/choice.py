@@ -55,6 +55,7 @@ class Choice(NamedTuple):
         seconds: a burst: what is left for prefill on the whole device before the next step must begin.
         kept, asked: deadlines kept by it, of how many.
         drain: started forwards must end first, then a hybrid step is better.
+        period: seconds from step to step.
     """
 
     kind: Kind
@@ -65,11 +66,12 @@ class Choice(NamedTuple):
     kept: int = 0
     asked: int = 0
     drain: bool = False
+    period: float = 0.0
 
 
-_Way = tuple[float, "Kind", Split, float, int, float, int]
-"""A way to go on, judged: score, kind, split, speed, chunk, seconds of a burst, deadlines kept. The greater the better.
-"""
+_Way = tuple[float, "Kind", Split, float, int, float, int, float]
+"""A way to go on, judged: score, kind, split, speed, chunk, seconds of a burst, deadlines kept, seconds from step to
+step. The greater the better."""
 
 
 class _Judge:
@@ -140,7 +142,7 @@ class _Judge:
         score, kept = self._score(end, upper, mean, speed, firsts.at(max(speed, 1e-9)), stutter)
         if kind is self._last.kind and (not proper or split == self._last.split):
             score += STAY
-        return score, kind, split, speed, chunk, 0.0, kept
+        return score, kind, split, speed, chunk, 0.0, kept, mean
 
     def bursts(self, split: Split, mean: float, upper: float, beside: float) -> list[_Way]:
         """Bursts that keep to the pace, and such that use all the time there is; none if there is none."""
@@ -176,7 +178,7 @@ class _Judge:
         score, kept = self._score(end, upper, period, speed, firsts.after(ends), stutter)
         if self._last.kind is _BURST:
             score += STAY
-        return score, _BURST, split, speed, 0, now, kept
+        return score, _BURST, split, speed, 0, now, kept, period
 
     def _stutter(self, period: float, step: float) -> float:
         """Share of those whose prompts end beside decoding that get their second token too late for their ITL.
@@ -236,8 +238,8 @@ def choose(
         chosen = on if on[6] >= chosen[6] else chosen
     elif hybrid[0] > chosen[0]:
         chosen = hybrid
-    _, kind, split, speed, chunk, seconds, kept = chosen
-    return Choice(kind, split, speed, chunk, seconds, kept, judge.asked, drain)
+    _, kind, split, speed, chunk, seconds, kept, period = chosen
+    return Choice(kind, split, speed, chunk, seconds, kept, judge.asked, drain, period)
 
 
 def _gets_on(way: _Way, group: float) -> bool:

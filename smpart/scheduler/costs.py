@@ -31,6 +31,8 @@ _FORGET = 1024
 """Options not used for so many decisions are asked for anew altogether."""
 _MOST = 512
 """Remembered shapes."""
+_WASTE = 1.25
+"""Seconds a token, over those of the best length, that a prefill may take and still be worth its launch."""
 _FINE = 5
 """Significant bits of a step's rows and tokens: what is rounded up more costs splits that would hold the pace."""
 
@@ -136,7 +138,14 @@ class Options:
 
 
 class Costs:
-    """Asks the predictor, rarely. One per policy; prefill work is refreshed a few entries at a time."""
+    """Asks the predictor, rarely. One per policy; prefill work is refreshed a few entries at a time.
+
+    Attributes:
+        saturation: prompt tokens that saturate the device: twice as many take twice as long.
+        worth: prompt tokens below which most of a forward's time is what every forward costs. No chunk that could be
+            longer should be shorter: a corrected prior takes its cost for slower tokens, and a chunk cut to last so
+            many seconds would be shorter still the next time.
+    """
 
     def __init__(self) -> None:
         self._options: dict[tuple[int, ...], Options] = {}
@@ -149,6 +158,7 @@ class Costs:
         self._next = 0
         self._tick = 0
         self.saturation = 0.0
+        self.worth = 1
 
     def tick(self, predictor: Predictor, units: int) -> None:
         """One decision has begun."""
@@ -166,6 +176,9 @@ class Costs:
         self._work = np.array(self._work_list)
         longer = zip(self._work_list[1:], self._work_list[2:], _TOKEN_LIST[1:], strict=False)
         self.saturation = next((tokens for short, long, tokens in longer if long > 1.9 * short), _TOKEN_LIST[8])
+        rates = [seconds / tokens for seconds, tokens in zip(self._work_list, _TOKEN_LIST, strict=True)]
+        most = _WASTE * min(rates)
+        self.worth = int(next(tokens for rate, tokens in zip(rates, _TOKEN_LIST, strict=True) if rate <= most))
         for remembered in (self._options, self._hybrids, self._steps, self._beside):
             if len(remembered) > _MOST:
                 remembered.clear()

@@ -71,9 +71,22 @@ class Started:
         whole = self._costs.work_of(forward.shape.prefill_tokens)
         return whole * (forward.layers_left + 0.5 * bool(forward.inflight)) / snapshot.layers
 
-    def ahead(self, snapshot: Snapshot) -> float:
-        """The same of all forwards."""
-        return sum(self.left(snapshot, forward) for forward in snapshot.forwards)
+    def ahead(self, snapshot: Snapshot, speed: float, passing: bool) -> float:
+        """The same of all forwards, as far as new ones have to wait for them.
+
+        For one that is late anyhow they do not, beyond a layer group: they may pass it, unless another does.
+
+        Args:
+            speed: share of the whole device's prefill speed to count on.
+            passing: whether a forward may pass another at all.
+        """
+        forwards = snapshot.forwards
+        if not forwards:
+            return 0.0
+        first, *others = (self.left(snapshot, forward) for forward in forwards)
+        if passing and snapshot.max_paused > 1 and snapshot.now + first / speed > self.due(snapshot, forwards[0]):
+            first = min(first, self._costs.work_of(forwards[0].shape.prefill_tokens) / snapshot.layers)
+        return first + sum(others)
 
     def until_first(self, snapshot: Snapshot, forward: ForwardView) -> float:
         """Seconds of work until each of its rows has its first token: a long prompt may end in a later forward."""

@@ -35,6 +35,7 @@ from smpart.scheduler.backlog import NOBODY, Backlog, Standing, Turns
 from smpart.scheduler.choice import Choice, Kind, choose
 from smpart.scheduler.costs import Costs, Options
 from smpart.scheduler.demand import Demand
+from smpart.scheduler.lately import MEMORY, Lately
 from smpart.scheduler.memory import Fit
 from smpart.scheduler.pace import Readers
 from smpart.scheduler.packing import EMPTY, Pack, most_rows, pack, room
@@ -51,6 +52,8 @@ LEAST_GROUP_S = 2e-3
 """...but need not be shorter than this."""
 HOPELESS = 128.0
 """A reader who needs more steps than this on the whole device to catch up counts as lost."""
+LEAST_GAIN = 0.1
+"""Share of the TPOT objective that a step is counted on to make good at least."""
 WIDEN = 1.02
 """A lone decode gets all units if they speed it up by more than this."""
 
@@ -125,6 +128,7 @@ class Smpart:
         self._standing = Standing()
         self._readers = Readers(RequestTable(0), np.zeros(0, dtype=np.intp))
         self._last = Choice(Kind.DECODE, Split(0, 1), 1.0)
+        self._lately = Lately()
         self._surveys = 0
         self._seen: tuple[Rows, int] = (np.zeros(0, dtype=np.intp), 0)
         self._all: tuple[Split, ...] = ()
@@ -146,12 +150,12 @@ class Smpart:
             line, head = NOBODY, EMPTY
         else:
             speed, longest = max(0.2, self._last.speed), self._group * snapshot.layers
-            ahead = self._started.ahead(snapshot)
+            ahead = self._started.ahead(snapshot, speed, self._variant.preemption)
             line = self._standing.line(snapshot, self._costs, self._turns, ahead, speed, longest, self._group)
             refuse = self._refuse(snapshot, line)
             if refuse or fit.preempt:
                 line = line.without([*(row for row, _ in refuse), *fit.preempt])
-            limit = self._costs.tokens_in(longest * speed)
+            limit = max(self._costs.tokens_in(longest * speed), self._costs.worth)
             head = pack(snapshot, line, space, limit, self._costs.saturation, speed)
         self._started.note(snapshot, bool(head.pieces))
         self._seen = snapshot.waiting, len(snapshot.prefilling)
@@ -259,6 +263,7 @@ class Smpart:
         choice = choose(snapshot, self._proper, predictor, options, demand, self._last)
         if (choice.kind, choice.split) != (self._last.kind, self._last.split):
             self._moved = snapshot.now
+        self._lately.chosen(max(snapshot.now, snapshot.decode_lane.busy_until), choice.period, MEMORY * readers.tpot)
         return choice
 
     def _demand(
@@ -298,14 +303,16 @@ class Smpart:
         )
 
     def _paces(self, snapshot: Snapshot, readers: Readers, begin: float, alone: float) -> tuple[list[float], float]:
-        """See `Demand`. What a second behind the pace is worth: how many steps of `alone` seconds on the whole device
-        make it good, and how likely the answer ends at each."""
-        if readers.tpot <= alone:
+        """See `Demand`. What a second behind the pace is worth: how many steps as they were lately make it good, and
+        how likely the answer ends at each. Lost is who needs too many steps of `alone` seconds, on the whole device."""
+        tpot = readers.tpot
+        if tpot <= alone:
             return [], 0.0
-        gain = max(readers.tpot - alone, 0.1 * readers.tpot)
         pace, ends = readers.pace(snapshot.table)
         pace.sort()
-        return pace[pace.searchsorted(begin - HOPELESS * gain) :].tolist(), ends / gain
+        lost = pace.searchsorted(begin - HOPELESS * max(tpot - alone, LEAST_GAIN * tpot))
+        gain = max(tpot - self._lately.seconds(begin, alone, MEMORY * tpot), LEAST_GAIN * tpot)
+        return pace[lost:].tolist(), ends / gain
 
     def _still_possible(self, snapshot: Snapshot, head: Pack) -> bool:
         """Whether the last choice can be made again."""
