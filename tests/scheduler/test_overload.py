@@ -12,7 +12,7 @@ from smpart.scheduler import SLO, make_policy
 from smpart.scheduler.pace import Readers
 from smpart.scheduler.plan import ResumePrefill, StartPrefill
 from smpart.scheduler.snapshot import ForwardView, Snapshot
-from tests.scheduler.double import Oracle, gpu_cost
+from tests.scheduler.double import Oracle
 from tests.scheduler.still import begun, decoding, still, waiting
 
 LONG = 12_000
