@@ -47,7 +47,8 @@ from smpart.scheduler.suspension import awake
 from smpart.scheduler.table import RequestTable
 
 GROUP = 0.12
-"""A layer group takes at most this share of the TPOT objective..."""
+"""A layer group takes at most this share of the TPOT objective, unless one layer of a chunk that is worth a forward
+takes longer..."""
 LEAST_GROUP_S = 2e-3
 """...but need not be shorter than this."""
 HOPELESS = 128.0
