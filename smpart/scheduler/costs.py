@@ -176,9 +176,8 @@ class Costs:
         self._work = np.array(self._work_list)
         longer = zip(self._work_list[1:], self._work_list[2:], _TOKEN_LIST[1:], strict=False)
         self.saturation = next((tokens for short, long, tokens in longer if long > 1.9 * short), _TOKEN_LIST[8])
-        rates = [seconds / tokens for seconds, tokens in zip(self._work_list, _TOKEN_LIST, strict=True)]
-        most = _WASTE * min(rates)
-        self.worth = int(next(tokens for rate, tokens in zip(rates, _TOKEN_LIST, strict=True) if rate <= most))
+        rates = self._work / TOKENS
+        self.worth = int(TOKENS[(rates <= _WASTE * rates.min()).argmax()])
         for remembered in (self._options, self._hybrids, self._steps, self._beside):
             if len(remembered) > _MOST:
                 remembered.clear()

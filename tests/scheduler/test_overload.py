@@ -18,9 +18,9 @@ from tests.scheduler.still import begun, decoding, still, waiting
 LONG = 12_000
 
 
-def beside_a_long_one(due: float, *, passed: bool = False) -> Snapshot:
-    """A paused forward of a long prompt that is due at `due`, and two short ones that are due before its end."""
-    rows = [begun(LONG, LONG, ttft_deadline=due, slot=1), begun(900, 900, ttft_deadline=1.2, slot=2)][: 1 + passed]
+def beside_a_long_one(*, passed: bool = False) -> Snapshot:
+    """A paused forward of a long prompt that is late, and two short prompts that are due before its end."""
+    rows = [begun(LONG, LONG, ttft_deadline=0.5, slot=1), begun(900, 900, ttft_deadline=1.2, slot=2)][: 1 + passed]
     rows = [*rows, *[waiting(300, arrival=0.95, ttft_deadline=1.15)] * 2]
     forwards = [ForwardView(1, (0,), (LONG,), Shape.prefill([(LONG, 0)]), 31, 0, 0.9)]
     if passed:
@@ -31,15 +31,14 @@ def beside_a_long_one(due: float, *, passed: bool = False) -> Snapshot:
 
 
 def test_a_short_prompt_is_not_given_up_for_a_forward_that_is_late_anyhow() -> None:
-    snapshot = beside_a_long_one(due=0.5)
-    plan = make_policy("smpart", slo=SLO(200, 50)).plan(snapshot)
+    plan = make_policy("smpart", slo=SLO(200, 50)).plan(beside_a_long_one())
     assert isinstance(plan.prefill, StartPrefill)
     assert [piece.row for piece in plan.prefill.pieces] == [1]
 
 
 @pytest.mark.parametrize(("policy", "passed"), [("smpart", True), ("smpart:no-preemption", False)])
 def test_but_it_waits_where_it_may_not_pass(policy: str, passed: bool) -> None:
-    plan = make_policy(policy, slo=SLO(200, 50)).plan(beside_a_long_one(0.5, passed=passed))
+    plan = make_policy(policy, slo=SLO(200, 50)).plan(beside_a_long_one(passed=passed))
     assert isinstance(plan.prefill, ResumePrefill)
 
 
