@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smpart.bench.handicaps import Unguarded, Unlearning
-from smpart.bench.plots import figure
+from smpart.bench.plots import figure, save
 from smpart.bench.questions import Answer, Question, inquiry, parser, size
 from smpart.bench.study import Cell, Handicap, geometric
 from smpart.engine.deployment import Deployment
@@ -102,7 +102,7 @@ def draw(told: dict[str, Any], path: Path) -> None:
     axis.barh(names, means, xerr=(below, above), color="#0072B2", ecolor="#222222", capsize=3)
     axis.axvline(1.0, color="#D55E00", linewidth=1)
     axis.set_xlabel("capacity over that with everything (bar: geometric mean over cells, whisker: range)")
-    canvas.savefig(path)
+    save(canvas, path)
 
 
 def main() -> None:

@@ -22,10 +22,12 @@ from typing import Any
 
 from rich.table import Table
 
-from smpart.bench.plots import figure
-from smpart.bench.questions import MINUTES, QUICK_MINUTES, Answer, Question, inquiry, parser
-from smpart.bench.study import OBJECTIVES, TRACES, Cell, geometric
-from smpart.scheduler import policy_names
+from smpart.bench.bench import FEWEST
+from smpart.bench.plots import figure, save
+from smpart.bench.questions import Answer, Question, inquiry, parser, size
+from smpart.bench.study import OBJECTIVES, TRACES, Cell, geometric, shares
+from smpart.errors import UsageError
+from smpart.scheduler import make_policy
 
 NAME = "policy_shootout"
 PLACES = (
@@ -48,6 +50,7 @@ RIVALS = (
 )  # fmt: skip
 """``static:P/D`` are shares in percent. Of a static split, and of a chunk budget, the best one tried counts."""
 TUNED = ("static", "chunked")
+QUICK_POLICIES = (OURS, "chunked", "chunked+slack", "static:50/50")
 QUICK = (Cell("llama-3.1-8b", "h100", "azure-conv", "tight"), Cell("llama-3.1-8b", "a100", "azure-code", "loose"))
 LEAST = 0.98
 """Share of the best rival's capacity below which a cell is listed as lost."""
@@ -118,11 +121,14 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
     Where a rival holds no rate at all the ratio is infinite: such cells are counted and left out of the means.
     """
     over: dict[str, list[float]] = {}
-    best, tight, lost = [], [], []
+    best, tight, lost, nobody = [], [], [], 0
     for cell in cells:
         rivals = capacities(cell)
-        ours = rivals.pop(OURS, 0.0)
-        if not rivals or not max(ours, *rivals.values()):
+        if OURS not in rivals or len(rivals) == 1:
+            continue  # nothing to compare
+        ours = rivals.pop(OURS)
+        if not max(ours, *rivals.values()):
+            nobody += 1
             continue
         for policy, rate in rivals.items():
             over.setdefault(policy, []).append(ours / rate if rate else math.inf)
@@ -134,7 +140,7 @@ def summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
             lost.append({"cell": cell["name"], "rival": rival, "ratio": round(best[-1], 3)})
     return {
         "cells": len(cells),
-        "held_by_nobody": len(cells) - len(best),
+        "held_by_nobody": nobody,
         "over_best_rival": geometric(best),
         "over_chunked_where_tight": round(sum(tight) / len(tight), 3) if tight else None,
         "over": {policy: geometric(ratios) for policy, ratios in sorted(over.items())},
@@ -178,26 +184,39 @@ def draw(cells: list[dict[str, Any]], path: Path) -> None:
     axis.set_xticks(range(len(shares)), sorted(shares), rotation=30, ha="right")
     axis.set_ylabel("capacity over smpart's")
     canvas.suptitle("A dot is a cell: model, GPU, trace, objective", fontsize=11, x=0.01, ha="left")
-    canvas.savefig(path)
+    save(canvas, path)
+
+
+def check(policies: tuple[str, ...]) -> None:
+    """Raise `UsageError` for a policy that there is not, before anything is measured."""
+    for policy in policies:
+        name, _, argument = policy.partition(":")
+        if name == "static":
+            shares(argument)
+        else:
+            make_policy(policy)
 
 
 def main() -> None:
     """Run what was asked for."""
     options = parser(__doc__, NAME, jobs="cells", quick="two cells, four policies, 100 requests")
     options.add_argument("--contention", type=float, default=1.0, help="multiplies slowdowns beside a neighbour")
-    options.add_argument("--policies", default=",".join((OURS, *RIVALS)))
-    options.add_argument("--cells", default="", help="only cells whose name holds each of these words, joined by +")
+    options.add_argument("--policies", help="comma-separated; by default all")
+    options.add_argument("--cells", help="only cells whose name holds each of these words, joined by +")
     asked = options.parse_args()
+    scope = size(asked, 100)
+    asked.policies = asked.policies or ",".join(QUICK_POLICIES if asked.quick else (OURS, *RIVALS))
+    policies, requests, windows = tuple(asked.policies.split(",")), scope["requests"], scope["windows"]
     every = [Cell(*place, trace, kind) for kind, trace, place in itertools.product(OBJECTIVES, TRACES, PLACES)]
-    cells = [cell for cell in every if all(word in cell.name for word in asked.cells.split("+"))]
-    policies, requests, windows, minutes = tuple(asked.policies.split(",")), asked.requests, asked.windows, MINUTES
-    if asked.quick:
-        cells, requests, minutes = list(QUICK), 100, QUICK_MINUTES
-        policies = (OURS, "chunked", "chunked+slack", "static:50/50")
+    cells = [cell for cell in every if all(word in cell.name for word in (asked.cells or "").split("+"))]
+    if asked.quick and asked.cells is None:
+        cells = list(QUICK)
     if not cells:
         options.error(f"--cells {asked.cells}: no such cell; one is {every[0].name!r}")
-    if unknown := [policy for policy in policies if policy.partition(":")[0] not in policy_names()]:
-        options.error(f"--policies: no {', '.join(unknown)}; there are {', '.join(policy_names())}")
+    try:
+        check(policies)
+    except UsageError as error:
+        options.error(f"--policies: {error}")
 
     def question(cell: Cell) -> Capacities:
         count, times = requests, windows
@@ -206,13 +225,13 @@ def main() -> None:
         elif cell.trace in BURSTY:
             times = 2 * windows
         elif cell.trace in LONG:
-            count = max(1, requests // 2)
+            count = max(FEWEST, requests // 2)
         return Capacities(
             cell=cell,
             requests=count,
             windows=times,
             contention=asked.contention,
-            minutes=minutes,
+            minutes=scope["minutes"],
             policies=policies,
         )
 

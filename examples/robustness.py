@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from smpart.bench.handicaps import Skewed, Wrong
-from smpart.bench.plots import figure
+from smpart.bench.plots import figure, save
 from smpart.bench.questions import Answer, Question, inquiry, parser, size
 from smpart.bench.study import TRACES, Cell, Study
 from smpart.bench.tracefile import read_trace
@@ -81,7 +81,7 @@ class Attainment(Question):
         if self.cell.trace != SHIFT:
             return self._at(self.study(profiles, self._handicap()))
         with tempfile.TemporaryDirectory() as folder:
-            cell = replace(self.cell, trace=str(shift(Path(folder), self.requests)))
+            cell = replace(self.cell, trace=str(shift(Path(folder), self.requests, self.windows)))
             return self._at(replace(self, cell=cell).study(profiles, self._handicap()))
 
     def line(self, answer: Answer) -> str:
@@ -141,15 +141,18 @@ def _wrong(deployment: Deployment, prefill: float, decode: float, mends: bool) -
     return OnlinePredictor(Skewed(prior, prefill, decode)) if mends else Wrong(prior, prefill, decode)
 
 
-def shift(folder: Path, requests: int) -> Path:
-    """A trace whose first half is conversation and whose second half is code, at the same mean gap."""
+def shift(folder: Path, requests: int, windows: int) -> Path:
+    """A trace whose windows begin with conversation and end with code, half and half, at the same mean gap."""
     path, half = folder / "shift.csv", requests // 2
-    rows = []
-    for name in ("azure-conv", "azure-code"):
-        part = read_trace(data_file(TRACES[name]), "auto").first(half)
-        gap = 1.0 / part.rate
-        begin = rows[-1][0] + 1.0 if rows else 0.0
-        rows += [(begin + a.time_s / gap, a.prompt_tokens, a.output_tokens) for a in part.arrivals]
+    halves = (("azure-conv", half), ("azure-code", requests - half))
+    whole = {name: read_trace(data_file(TRACES[name]), "auto") for name, _ in halves}
+    rows: list[tuple[float, int, int]] = []
+    for number in range(windows):
+        for name, count in halves:
+            part = whole[name].window(number, count)
+            gap = 1.0 / part.rate
+            begin = rows[-1][0] + 1.0 if rows else 0.0
+            rows += [(begin + a.time_s / gap, a.prompt_tokens, a.output_tokens) for a in part.arrivals]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
@@ -165,7 +168,7 @@ def draw(answers: list[dict[str, Any]], path: Path) -> None:
     axis.barh(names, [a["slo_attainment"] for a in answers][::-1], color=colours)
     axis.set_xlabel("requests that met every objective")
     axis.set_xlim(0.0, 1.0)
-    canvas.savefig(path)
+    save(canvas, path)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.table import Table
 
-from smpart.bench.plots import figure
+from smpart.bench.plots import figure, save
 from smpart.bench.questions import Answer, Question, inquiry, parser, size
 from smpart.bench.study import Cell
 from smpart.sim import DIMENSIONS
@@ -121,7 +121,7 @@ def draw(cells: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axis.set_ylabel("capacity, req/s a GPU")
         axis.set_ylim(bottom=0.0)
     axes[-1].set_xlabel("p99 gap over median gap (1: readers do not notice prompts)")
-    canvas.savefig(path)
+    save(canvas, path)
 
 
 def main() -> None:

@@ -208,7 +208,10 @@ def bench(
         str, typer.Option(help="smollm2, random:<family>, a path or hub id; with sim also a built-in shape.")
     ] = "smollm2",
     backend: Backend = "auto",
-    slo: Annotated[str | None, typer.Option(help="ttft=MS,tpot=MS[,itl=MS]; fitted to the machine by default.")] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="ttft=MS,tpot=MS,itl=MS (left out: 200, 50, twice TPOT); without it, fitted to the machine."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for JSON, Parquet, plots and the configuration.")] = None,
     rate: Annotated[
         str | None, typer.Option(help="Requests per second, or several, comma-separated; arrivals are rescaled.")
@@ -222,8 +225,8 @@ def bench(
     time_unit: Annotated[str, typer.Option(help="What a trace's numeric times are in: auto, ms, s.")] = "auto",
     capacity: Annotated[bool, typer.Option("--capacity", help="Search for the highest rate that holds.")] = False,
     attainment: Annotated[
-        str, typer.Option(help="Share of requests that must meet every objective at capacity; or several.")
-    ] = "0.9",
+        str | None, typer.Option(help="Share of requests that must meet every objective at capacity: 0.9; or several.")
+    ] = None,
     best_effort: Annotated[
         float, typer.Option(help="Share of requests that yield to all others; only those others are judged.")
     ] = 0.0,
@@ -268,7 +271,7 @@ def advise(
     model: Annotated[str, typer.Option(help="A built-in shape, a path or hub id of a configuration.")],
     gpu: Annotated[str, typer.Option(help="h100, h200, a100 or rtx4090; xN for N that share the model.")],
     trace: Annotated[str, typer.Option(help="As for `smpart bench`.")],
-    slo: Annotated[str, typer.Option(help="ttft=MS,tpot=MS[,itl=MS].")],
+    slo: Annotated[str, typer.Option(help="ttft=MS,tpot=MS,itl=MS; left out: 200, 50, twice TPOT.")],
     export: Annotated[
         list[Path] | None, typer.Option(help="A .yaml for SGLang's pdmux, or a .json for others; may be repeated.")
     ] = None,
@@ -293,7 +296,12 @@ def advise(
     display.tables.print(answer.table())
     for line in answer.lines():
         display.tables.print(line, markup=False, soft_wrap=True)
-    exported = answer.export(paths, display.say)
+    try:
+        exported = answer.export(paths, display.say)
+    except SmpartError:
+        if as_json:  # the answer is not lost with the file
+            print_json({**answer.record(), "export": None})
+        raise
     if as_json:
         print_json({**answer.record(), "export": exported})
 

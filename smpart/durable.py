@@ -29,8 +29,8 @@ def write_whole(path: Path, data: bytes) -> Path:
     Several processes may write the same file at once: one of them wins. The folder must be there.
 
     Raises:
-        OSError: it could not be written. Nothing is left of it then, unless the disk refuses that too. A file that
-            it was to replace stays, unless the last step failed, the flush of the folder.
+        OSError: it could not be written; it names the file. Nothing is left of it then, unless the disk refuses that
+            too. A file that it was to replace stays, unless the last step failed, the flush of the folder.
     """
     temporary = _temporary(path, secrets.token_hex(4))
     try:
@@ -38,9 +38,11 @@ def write_whole(path: Path, data: bytes) -> Path:
         temporary.replace(path)
         temporary = path
         _sync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
     return path
 

@@ -28,6 +28,9 @@ LOAD = 0.7
 DURATION_S = 60.0
 """Seconds that a synthetic load lasts if no limit is given (but at least 12 and at most 1,000 requests)."""
 
+FEWEST = 10
+"""Requests below which no rate tells a queue that grows, nor one in ten that miss."""
+
 _CHUNKED = "chunked"
 
 Watch = Callable[[Status], None]
@@ -51,7 +54,7 @@ class Options:
             of what a probe measures.
         repeat: replays of each policy, on seeds `source.seed`, `source.seed` + 1, and so on.
         capacity: search for each policy's capacity, and report the run at that rate.
-        attainment: shares of requests that must meet every objective at capacity: one search each.
+        attainment: shares of requests that must meet every objective at capacity: one search each; none: 0.9.
         jobs: processes that share the runs, where time is virtual; 0: as many as there are cores, and runs.
         best_effort: share of the requests, drawn with the seed, that yield to all others and are not judged.
     """
@@ -63,7 +66,7 @@ class Options:
     speedup: float = 1.0
     repeat: int = 1
     capacity: bool = False
-    attainment: tuple[float, ...] = (0.9,)
+    attainment: tuple[float, ...] = ()
     jobs: int = 0
     best_effort: float = 0.0
 
@@ -74,8 +77,12 @@ class Options:
             raise UsageError(f"--policy: {twice[0]} is named twice; --repeat replays a policy more than once")
         if self.repeat < 1:
             raise UsageError(f"--repeat {self.repeat}: must be at least 1")
-        if not self.attainment or not all(0 < share <= 1 for share in self.attainment):
+        if not all(0 < share <= 1 for share in self.attainment):
             raise UsageError(f"--attainment {_list(self.attainment)}: must be above 0 and at most 1")
+        if self.attainment and not self.capacity:
+            raise UsageError(f"--attainment {_list(self.attainment)}: says what --capacity asks for; give that, too")
+        if self.capacity and self.source.limit is not None and self.source.limit < FEWEST:
+            raise UsageError(f"--limit {self.source.limit}: --capacity needs at least {FEWEST} requests")
         if self.jobs < 0:
             raise UsageError(f"--jobs {self.jobs}: must be at least 1, or 0 for one a core")
         if not 0.0 <= self.best_effort < 1.0:
@@ -218,12 +225,22 @@ class Bench:
             chosen = replace(chosen, slo=self._fit_slo(load, speed))
         if _CHUNKED in options.policies:
             chosen = replace(chosen, specs={**chosen.specs, _CHUNKED: self._chunked(load, chosen.slo, speed)})
-        for note in load.notes:
+        for note in (*load.notes, *self._repeated(load)):
             self._say(note)
         if longer := load.longer_than(self.deployment.max_len):
             limit = self.deployment.max_len
             self._say(f"{longer} requests are over the limit of {limit} tokens and will be refused (see --clip)")
         return chosen
+
+    def _repeated(self, load: Load) -> list[str]:
+        """What is to be said of repeats of a recorded trace that are not what they seem."""
+        source, repeat = self.options.source, self.options.repeat
+        if repeat == 1 or source.synthetic or not load.timed:
+            return []
+        if source.limit is None:
+            return ["every repeat replays the whole trace; with --limit N each would replay the next N requests"]
+        last = self._open(source.seed + repeat - 1, 0)
+        return [note for note in last.notes if note not in load.notes]
 
     @property
     def _rate_is_free(self) -> bool:

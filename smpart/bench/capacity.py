@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import cast
@@ -12,7 +11,11 @@ from typing import cast
 from smpart.bench.bench import Bench, Task
 from smpart.bench.crew import Crew
 from smpart.bench.metrics import attainment, backlog_grows
+from smpart.bench.pool import threads
 from smpart.bench.run import Run
+
+TARGET = 0.9
+"""Share of requests that must meet every objective, unless said otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,11 @@ class Capacity:
     rate: float
     trials: tuple[Trial, ...]
 
+    @property
+    def open(self) -> bool:
+        """Whether the search ended before any rate failed: then the capacity may be far higher."""
+        return self.rate > 0.0 and self.rate == max(trial.rate for trial in self.trials)
+
 
 @dataclass(frozen=True, slots=True)
 class Care:
@@ -65,7 +73,7 @@ def search(
     guess: float,
     care: Care = Care(),
     *,
-    target: float = 0.9,
+    target: float = TARGET,
     most: int = 16,
 ) -> Capacity:
     """Doubling, then bisection of the logarithm of the rate.
@@ -112,14 +120,15 @@ def at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], care: Care
     if crew.parallel == 1:
         yield from (_at_capacity(bench, crew, say, policy, care) for policy in policies)
         return
-    with ThreadPoolExecutor(len(policies)) as threads:
-        yield from threads.map(lambda policy: _at_capacity(bench, crew, say, policy, care), policies)
+    with threads(len(policies), crew.abandon) as several:
+        yield from several.map(lambda policy: _at_capacity(bench, crew, say, policy, care), policies)
 
 
 def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: str, care: Care) -> Run:
     options, trials, held = bench.options, dict[float, Trial](), dict[float, Run]()
     seeds = range(options.source.seed, options.source.seed + options.repeat)
-    least = hopeless_below(min(options.attainment), len(seeds))
+    targets = options.attainment or (TARGET,)
+    least = hopeless_below(min(targets), len(seeds))
 
     def attempt(rate: float) -> Trial:
         if rate not in trials:
@@ -130,7 +139,7 @@ def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: s
                 growing += backlog_grows(made.replay)
                 cut |= made.replay.reachable is not None
             trials[rate] = trial = Trial(rate, fmean(shares), 2 * growing > len(shares), cut)
-            if trial.holds(options.attainment[0]) and rate > max(held, default=0.0):
+            if trial.holds(targets[0]) and rate > max(held, default=0.0):
                 held.clear()  # only the highest rate that holds is asked for in the end
                 held[rate] = runs[0]
             queue = "the queue grows" if trial.grows else "the queue does not grow"
@@ -139,15 +148,26 @@ def _at_capacity(bench: Bench, crew: Crew, say: Callable[[str], None], policy: s
         return trials[rate]
 
     found: dict[float, float] = {}
-    for target in options.attainment:
+    unbounded = []
+    for target in targets:
         guess = next((rate for rate in found.values() if rate), bench.load.rate)
-        found[target] = search(attempt, guess, care, target=target).rate
-    rate = found[options.attainment[0]]
+        capacity = search(attempt, guess, care, target=target)
+        found[target] = capacity.rate
+        if capacity.open:
+            unbounded.append(target)
+            say(f"{policy}: no rate tried failed: it holds {capacity.rate:.4g} req/s or more; try a higher --rate")
+    rate = found[targets[0]]
     best = held.get(rate) or next(iter(crew.runs([Task(policy, rate or min(trials), seeds[0])])))
     tried = [_told(trial) for trial in trials.values()]
     capacities = {f"{target:g}": held for target, held in found.items()}
     per_gpu = rate / cast(int, best.record["gpus"])
-    searched = {"capacity_rps": rate, "capacity_per_gpu_rps": per_gpu, "capacities": capacities, "trials": tried}
+    searched = {
+        "capacity_rps": rate,
+        "capacity_per_gpu_rps": per_gpu,
+        "capacities": capacities,
+        "or_more": [f"{target:g}" for target in unbounded],
+        "trials": tried,
+    }
     return replace(best, record={**best.record, **searched})
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from smpart.bench.bench import Bench, Chosen, Options, Task, unwatched
 from smpart.bench.metrics import attainment
-from smpart.bench.pool import in_order, processes
+from smpart.bench.pool import Pool, in_order, processes
 from smpart.bench.run import Run
 from smpart.engine.deployment import Deployment
 from smpart.kvcache import KVConfig
@@ -25,6 +24,9 @@ class Crew(Protocol):
 
     def runs(self, tasks: Iterable[Task]) -> Iterator[Run]:
         """The runs of all tasks, in their order. May be called from several threads if `parallel` is above 1."""
+
+    def abandon(self) -> None:
+        """End what is being run, so that nobody waits for it any longer; nothing can be run afterwards."""
 
 
 class Alone:
@@ -45,6 +47,9 @@ class Alone:
             done = self._bench.run(task)
             self._say(told(done))
             yield done
+
+    def abandon(self) -> None:
+        """Whoever could call this is who runs."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ class Processes:
         say: told about each run as it ends.
     """
 
-    def __init__(self, pool: Executor, parallel: int, say: Callable[[str], None]) -> None:
+    def __init__(self, pool: Pool, parallel: int, say: Callable[[str], None]) -> None:
         self.parallel = parallel
         self._pool, self._say = pool, say
 
@@ -88,6 +93,10 @@ class Processes:
         for done in in_order(self._pool, _run, ((task,) for task in tasks), "the bench"):
             self._say(told(done))
             yield done
+
+    def abandon(self) -> None:
+        """End all processes at once."""
+        self._pool.abandon()
 
 
 @contextmanager

@@ -57,17 +57,21 @@ class Fitted:
 
 
 def fit_folder(
-    folder: Path, published: Estimators = PUBLISHED, say: Callable[[str], None] = lambda line: None
+    folder: Path,
+    published: Estimators = PUBLISHED,
+    say: Callable[[str], None] = lambda line: None,
+    install: bool = True,
 ) -> Fitted:
     """Fit a profile folder: judge our estimator and the published forms held out, then fit ours to everything.
 
-    Writes ``artefact.safetensors`` (and installs a copy in the user's cache, unless what it says of forwards that were
-    held out is off by half), ``fit.json`` and ``heldout.parquet``.
+    Writes ``artefact.safetensors``, ``fit.json`` and ``heldout.parquet``.
 
     Args:
         folder: of a profile, finished or not.
         published: estimators to put beside ours, by name.
         say: is told what is going on, line by line.
+        install: a copy of the artefact in the user's cache, for later runs, unless what it says of forwards that were
+            held out is off by half.
 
     Raises:
         UsageError: no profile there, or too little in it to fit anything; the message says what is missing. Or another
@@ -77,7 +81,10 @@ def fit_folder(
     """
     store = Store.open(folder)
     with store.alone():
-        return _fit_alone(store, folder, published, say)
+        fitted = _fit_alone(store, folder, published, say)
+        if install:
+            _install(fitted.artefact, folder, say)
+        return fitted
 
 
 def _fit_alone(store: Store, folder: Path, published: Estimators, say: Callable[[str], None]) -> Fitted:
@@ -112,7 +119,7 @@ def _fit_alone(store: Store, folder: Path, published: Estimators, say: Callable[
         "seconds": round(seconds, 3),
     }
     artefact = Artefact(store.fingerprint, tables.arrays(), report)
-    return Fitted(samples, report, judgement, _write(artefact, judgement, folder, say))
+    return Fitted(samples, report, judgement, _write(artefact, judgement, folder))
 
 
 def figures(judgement: Judgement) -> dict[str, Any]:
@@ -171,14 +178,13 @@ def _fit_all(estimator: Contention, measured: Measured, folder: Path) -> tuple[C
         raise UsageError(f"{folder}: the {count} points measured are too few to fit ({line}); profile on") from None
 
 
-def _write(artefact: Artefact, judgement: Judgement, folder: Path, say: Callable[[str], None]) -> Artefact:
+def _write(artefact: Artefact, judgement: Judgement, folder: Path) -> Artefact:
     try:
         judgement.save(folder)
         path = artefact.save(folder / NAME)
         write_whole(folder / FILE, json.dumps(artefact.report, indent=2).encode() + b"\n")
     except OSError as error:
         raise SmpartError(f"{folder}: the fit cannot be written ({error.strerror})") from None
-    _install(artefact, folder, say)
     return Artefact.load(path)
 
 

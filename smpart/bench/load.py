@@ -99,9 +99,12 @@ class Load:
         if count < 1:
             raise UsageError(f"--limit {count}: must be at least 1")
         total = len(self.arrivals)
+        windows = max(1, total // count)
+        again = (f"seed {number} replays window {number % windows} again: {windows} of {count} requests are all",)
+        notes = (*self.notes, *(again if number >= windows else ()))
         if count >= total:
-            return self
-        begin = number % (total // count) * count
+            return dataclasses.replace(self, notes=notes)
+        begin = number % windows * count
         part = self.arrivals[begin : begin + count]
         arrivals = tuple(dataclasses.replace(a, time_s=a.time_s - part[0].time_s) for a in part)
         note = (
@@ -109,7 +112,7 @@ class Load:
             if begin == 0
             else f"requests {begin} to {begin + count} of {total}"
         )
-        return dataclasses.replace(self, arrivals=arrivals, notes=(*self.notes, note))
+        return dataclasses.replace(self, arrivals=arrivals, notes=(*notes, note))
 
     def at_rate(self, rate: float, seed: int = 0) -> Load:
         """Arrivals stretched evenly to `rate` requests per second; Poisson arrivals for a load of lengths only.

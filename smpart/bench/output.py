@@ -58,14 +58,14 @@ class Output:
         results = document(self.command, host(), [run.record for run in runs], **more)
         for rate, records in by_rate([run.record for run in runs]):
             self.display.tables.print(table(records, title if rate is None else f"{title}, {rate:g} req/s"))
+        if self.as_json:  # before the files: a full disk costs them, not the results
+            print_json(results)
         if self.folder is not None:
             paths = [
                 *write(self.folder, results, runs, self.config),
                 *self._pictures(self.folder, runs, device, gpus, title),
             ]
             self.display.say("written: " + ", ".join(map(str, paths)))
-        if self.as_json:
-            print_json(results)
 
     def _pictures(self, folder: Path, runs: Sequence[Run], device: Device, gpus: int, title: str) -> list[Path]:
         paths = [folder / name for name in ("lanes.png", "goodput.png", "latencies.png", "shares.png")]

@@ -53,6 +53,15 @@ def figure(
     return canvas, flat
 
 
+def save(canvas: Any, path: Path) -> None:
+    """Write a figure as PNG. Raises `OSError`, which names the file, if it cannot be written."""
+    try:
+        canvas.savefig(path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
 def lanes(runs: Sequence[Run], units: int, unit_name: str, path: Path, title: str, gpus: int = 1) -> None:
     """Each run's lanes over time, the line between them, and beneath every gap between two tokens.
 
@@ -75,7 +84,7 @@ def lanes(runs: Sequence[Run], units: int, unit_name: str, path: Path, title: st
     axes[-1].set_xlabel("seconds since the first arrival")
     canvas.suptitle(title, fontsize=12, x=0.01, ha="left", weight="bold")
     canvas.legend(handles=_legend(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    canvas.savefig(path)
+    save(canvas, path)
 
 
 def _window(runs: Sequence[Run]) -> tuple[float, float]:
@@ -213,7 +222,7 @@ def goodput(runs: Sequence[Run], path: Path, title: str) -> None:
     axis.set_ylabel(f"requests/s{' a GPU' if per_gpu else ''} that met every objective")
     axis.margins(y=0.15)
     axis.set_title(title, loc="left", fontsize=10)
-    canvas.savefig(path)
+    save(canvas, path)
 
 
 def _goodput(run: Run, per_gpu: bool) -> float:
@@ -243,7 +252,7 @@ def _goodput_by_rate(runs: Sequence[Run], path: Path, title: str, per_gpu: bool)
     axes[0].legend(frameon=False, fontsize=9)
     axes[0].set_title(title, loc="left", fontsize=10)
     axes[-1].set_xlabel(f"requests/s{each} that arrive")
-    canvas.savefig(path)
+    save(canvas, path)
 
 
 def shares(runs: Sequence[Run], units: int, unit_name: str, path: Path, title: str, gpus: int = 1) -> None:
@@ -272,7 +281,7 @@ def shares(runs: Sequence[Run], units: int, unit_name: str, path: Path, title: s
     axes[-1].set_xlabel("seconds since the first arrival")
     canvas.suptitle(title, fontsize=12, x=0.01, ha="left", weight="bold")
     canvas.legend(handles=_kinds(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    canvas.savefig(path)
+    save(canvas, path)
 
 
 def latencies(runs: Sequence[Run], path: Path, title: str) -> None:
@@ -296,4 +305,4 @@ def latencies(runs: Sequence[Run], path: Path, title: str) -> None:
         axis.grid(alpha=0.25)
     axes[0].legend(frameon=False, fontsize=9)
     axes[0].set_title(title, loc="left", fontsize=10)
-    canvas.savefig(path)
+    save(canvas, path)

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from smpart.bench.bench import FEWEST
 from smpart.bench.console import Display
 from smpart.bench.host import host
 from smpart.bench.plots import figure
@@ -34,6 +35,7 @@ Answer = dict[str, Any]
 MINUTES, QUICK_MINUTES = 10, 2
 """Virtual ones that profiles are measured for. In 2 a model of 70 billion weights runs too few forwards."""
 
+_REQUESTS = 300
 _SCHEMA = 1
 _WIDE = 160
 """Columns that tables may have where there is no terminal that tells."""
@@ -99,24 +101,35 @@ def parser(doc: str | None, name: str, *, jobs: str, quick: str, windows: int = 
     )
     made.add_argument("--profiles", type=Path, default=Path("out/profiles"), help="made there if they are missing")
     made.add_argument("--jobs", type=count, default=2, help=f"{jobs} at a time")
-    made.add_argument("--requests", type=count, default=300, help="requests of one replay")
-    made.add_argument("--windows", type=count, default=windows, help="windows of the trace that each rate is tried on")
-    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--requests", type=several, help=f"requests of one replay: {_REQUESTS}, at least {FEWEST}")
+    made.add_argument("--windows", type=count, help=f"windows of the trace that each rate is tried on: {windows}")
+    made.add_argument("--quick", action="store_true", help=f"{quick}, unless said otherwise")
+    made.set_defaults(usual_windows=windows)
     made.add_argument("--json", action="store_true", help="print one JSON object as stdout's last line")
     return made
 
 
 def size(asked: argparse.Namespace, quick_requests: int) -> dict[str, int]:
-    """`Question.requests`, `windows` and `minutes` as asked for; a quick look has one window of so many requests."""
-    if asked.quick:
-        return {"requests": quick_requests, "windows": 1, "minutes": QUICK_MINUTES}
-    return {"requests": asked.requests, "windows": asked.windows, "minutes": MINUTES}
+    """`Question.requests`, `windows` and `minutes` as asked for; a quick look has one window of so many requests, if
+    not said otherwise. What was not said is filled in, for the record."""
+    usual_windows = vars(asked).pop("usual_windows")
+    asked.requests = asked.requests or (quick_requests if asked.quick else _REQUESTS)
+    asked.windows = asked.windows or (1 if asked.quick else usual_windows)
+    minutes = QUICK_MINUTES if asked.quick else MINUTES
+    return {"requests": asked.requests, "windows": asked.windows, "minutes": minutes}
 
 
 def count(text: str) -> int:
     """A whole number of at least 1, for `argparse`."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
+    return int(text)
+
+
+def several(text: str) -> int:
+    """A whole number of at least `FEWEST`, for `argparse`."""
+    if count(text) < FEWEST:
+        raise argparse.ArgumentTypeError(f"{text} requests are too few to tell a capacity by: at least {FEWEST}")
     return int(text)
 
 
@@ -136,7 +149,7 @@ class Inquiry:
         self._display = Display(as_json=self._as_json)
         self._display.tables.width = max(self._display.tables.width, _WIDE)
         self._answers = _read(self._out, name)
-        others = {entry["where"].get("revision") for entry in self._answers.values()} - {self._host["revision"]}
+        others = {entry["where"]["revision"] for entry in self._answers.values()} - {self._host["revision"]}
         if others:
             self.say(f"{self._out} holds answers of other revisions ({', '.join(map(str, others))}), which are kept")
 
@@ -170,14 +183,17 @@ class Inquiry:
 
     def finish(self, results: dict[str, Any], draw: Callable[[Path], None]) -> None:
         """Write what came of it all, and its picture beside it; with ``--json`` print it."""
-        whole = self._save(results)
+        if self._as_json:
+            print_json(self._whole(results))
+        self._save(results)
         draw(self._out.with_suffix(".png"))
         self.say(f"written: {self._out}, {self._out.with_suffix('.png')}")
-        if self._as_json:
-            print_json(whole)
 
-    def _save(self, results: dict[str, Any]) -> dict[str, Any]:
-        whole = {
+    def _save(self, results: dict[str, Any]) -> None:
+        write_whole(self._out, json.dumps(self._whole(results), indent=1).encode() + b"\n")
+
+    def _whole(self, results: dict[str, Any]) -> dict[str, Any]:
+        return {
             "schema": _SCHEMA,
             "command": self._name,
             "host": self._host,
@@ -186,8 +202,6 @@ class Inquiry:
             **results,
             "answers": list(self._answers.values()),
         }
-        write_whole(self._out, json.dumps(whole, indent=1).encode() + b"\n")
-        return whole
 
 
 @contextmanager
@@ -225,13 +239,15 @@ def _read(path: Path, name: str) -> dict[str, dict[str, Any]]:
         kept = json.loads(path.read_bytes())
         if (kept["schema"], kept["command"]) != (_SCHEMA, name):
             raise ValueError
+        if any(not entry["where"].keys() >= set(_WHERE) for entry in kept["answers"]):
+            raise ValueError
         return {
             json.dumps(entry["question"], sort_keys=True): {key: entry[key] for key in _ENTRY}
             for entry in kept["answers"]
         }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(f"--out {path}: holds no results of {name} to go on with; name another file") from None
 
 

@@ -14,10 +14,10 @@ _FULL = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 
 @contextmanager
 def stdout(name: str) -> Iterator[None]:
-    """Around a whole program: where stdout cannot be written it ends with exit code 1 and without a traceback.
+    """Around a whole program: where its results cannot be written it ends with exit code 1 and without a traceback.
 
-    A full disk is told in a line on stderr. A reader that has gone (``| head``) is no news to anybody: the program ends
-    silently, as others do.
+    A full disk is told in a line on stderr, with the file if the error names one: else it is stdout that was written.
+    A reader that has gone (``| head``) is no news to anybody: the program ends silently, as others do.
 
     Args:
         name: of the program.
@@ -28,6 +28,9 @@ def stdout(name: str) -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except OSError as error:
+        if error.errno in _FULL and error.filename is not None:
+            print(f"{name}: {error.filename} cannot be written ({error.strerror})", file=sys.stderr)
+            raise SystemExit(1) from None
         if error.errno not in (errno.EPIPE, *_FULL) or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would fail again at exit

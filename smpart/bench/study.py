@@ -11,6 +11,7 @@ Objectives, all with gaps between tokens of at most twice the TPOT:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from smpart.bench.run import Run
 from smpart.bench.source import TraceOptions, open_load
 from smpart.bench.typical import Typical
 from smpart.engine.deployment import Deployment
+from smpart.errors import UsageError
 from smpart.partition import Shape, Split
 from smpart.partition.gpus import GPUS
 from smpart.predictor.artefact import NAME
@@ -135,12 +137,11 @@ class Study:
 
     def spec(self, policy: str) -> str:
         """A policy as it is run: shares in percent (``static:75/25``) become the split that is nearest to them."""
-        name, _, shares = policy.partition(":")
-        return f"static:{self.nearest(shares)}" if name == "static" else policy
+        name, _, argument = policy.partition(":")
+        return f"static:{self.nearest(shares(argument))}" if name == "static" else policy
 
-    def nearest(self, shares: str) -> Split:
-        """The split of this GPU whose prefill side is nearest to the first of two shares in percent."""
-        wanted = float(shares.partition("/")[0]) / 100
+    def nearest(self, wanted: float) -> Split:
+        """The split of this GPU whose prefill side is nearest to a share."""
         proper = [split for split in self.deployment.lanes.splits() if not split.exclusive]
         return min(proper, key=lambda split: abs(split.prefill / split.total - wanted))
 
@@ -175,6 +176,19 @@ class Study:
         return SLO(ttft_ms=_round(ttft), tpot_ms=_round(tpot)), _round(guess)
 
 
+def shares(text: str) -> float:
+    """The first of two shares of the units, which are given in percent.
+
+    Raises `UsageError` if they do not make 100.
+
+    >>> shares("75/25")
+    0.75
+    """
+    if not (found := re.fullmatch(r"(\d+)/(\d+)", text)) or int(found[1]) + int(found[2]) != 100:
+        raise UsageError(f"policy static:{text}: give shares in percent that make 100, as in static:75/25")
+    return int(found[1]) / 100
+
+
 def profiled(model: str, gpu: str, folder: Path, contention: float, minutes: int) -> str:
     """A profile of a model on a simulated GPU, measured in virtual time if `folder` has none yet; for `Study`.
 
@@ -184,7 +198,9 @@ def profiled(model: str, gpu: str, folder: Path, contention: float, minutes: int
     place = folder / f"{model}-{gpu}{_worse(contention)}-{minutes}min"
     if not (place / NAME).is_file():
         options = profile.Options(model, place, minutes, f"sim:{gpu}{_worse(contention)}", "bfloat16")
-        profile.measure(options, Doubt, lambda made: fit_folder(made, published={}).report, _silent, _unshown)
+        profile.measure(
+            options, Doubt, lambda made: fit_folder(made, published={}, install=False).report, _silent, _unshown
+        )
     return str(place)
 
 

@@ -144,8 +144,11 @@ def _fields(path: Path, reader: Iterator[list[str]]) -> Iterator[list[str]]:
 
 
 def _timestamp(where: str, text: str) -> float | datetime:
+    """A number where it can be one: ``20231116`` is a date to `datetime`, too."""
     try:
-        return datetime.fromisoformat(text.strip())
+        return (
+            _number(where, "TIMESTAMP", text) if math.isfinite(_float(text)) else datetime.fromisoformat(text.strip())
+        )
     except ValueError:
         return _number(where, "TIMESTAMP", text)
 

@@ -54,6 +54,8 @@ class Digest:
         neighbour: Shape | None = NOTHING
         if state.crossing is None:
             neighbour = state.tracks[work.side.other].neighbour_of(started, finished)
+        if neighbour != NOTHING and work.split in state.shared:
+            neighbour = None  # lanes that shared units tell nothing of lanes that do not
         track.landed(completion)
         track.ready_since = finished if not track.flights else None
         if neighbour is not None and completion.fault is None:

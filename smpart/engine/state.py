@@ -64,6 +64,7 @@ class EngineState:
         self.residency = Residency(self.table, pool, board, prefix_cache)
         self.log = RunLog()
         self.line = Line(lanes.splits()[-1], lanes.disjoint)
+        self.shared = frozenset(lanes.overlapping())
         self.tracks = {side: LaneTrack() for side in Side}
         self.requests: dict[int, Request] = {}
         self.rows: dict[int, int] = {}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from smpart.engine.deployment import Deployment
 from smpart.engine.ghost import GhostBoard, GhostBody
 from smpart.engine.profiles import Wanted, predictor_of
+from smpart.errors import UsageError
 from smpart.kvcache import KVConfig, KVLayout, blocks_that_fit, pool_blocks
 from smpart.partition import Device, Shape, Split
 from smpart.partition.link import Link
@@ -36,6 +37,12 @@ def deploy_virtual(model: str, backend: Sim, kv: KVConfig, dtype: str, wanted: W
     sizes = _sizes(model, dtype, backend.ranks)
     shape, device = sizes.rank, backend.device()
     profile = wanted.choose(Fingerprint.of(backend.name, device, shape, dtype))
+    if shape.weight_bytes >= (usable := _USED * device.memory_bytes):
+        ranks = backend.ranks * 2 ** math.ceil(math.log2(1.01 * shape.weight_bytes / usable))
+        raise UsageError(
+            f"{model} does not fit into the memory of {backend.name}: its weights take {shape.weight_bytes / 1e9:.0f} "
+            f"of {device.memory_bytes / 1e9:.0f} GB; share it out (sim:{backend.gpu}x{ranks}) or take a model in fp8"
+        )
     layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, dtype, kv.block_tokens)
     if kv.blocks is None and kv.memory_bytes is None:
         kv = replace(kv, memory_bytes=max(1, int(_USED * device.memory_bytes) - shape.weight_bytes))

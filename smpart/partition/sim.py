@@ -258,6 +258,10 @@ class Sim:
             raise UsageError(f"no GPU {gpu!r} is known; there are {', '.join(GPUS)}")
         if ranks < 1 or not 1.0 <= contention <= 10.0:
             raise UsageError(f"sim:{gpu}: {ranks} GPUs and contention times {contention:g} make no sense")
+        if roofline and contention != 1.0:
+            raise UsageError(
+                f"sim:{gpu}: ~F worsens measured kernels, -roofline has slowdowns of its own: give one of them"
+            )
         self.gpu = gpu
         self.roofline = roofline
         self.ranks = ranks

@@ -36,3 +36,10 @@ def test_a_rate_between_the_least_and_the_first_that_fails_is_found(truth: float
     assert truth / 1.06 <= found.rate <= truth
     nothing = search(lambda rate: Trial(rate, 0.0, False), 10.0, CLOSE)
     assert nothing.rate == 0.0 and min(trial.rate for trial in nothing.trials) == 1.0
+
+
+def test_a_search_that_met_no_rate_that_fails_says_so() -> None:
+    everything = search(lambda rate: Trial(rate, 1.0, False), 1e-4)
+    assert everything.open and everything.rate == max(trial.rate for trial in everything.trials)
+    assert not search(lambda rate: Trial(rate, 1.0 if rate < 3 else 0.0, False), 1.0).open
+    assert not search(lambda rate: Trial(rate, 0.0, False), 1.0).open

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ from smpart.engine.deployment import Deployment
 from smpart.errors import SmpartError, UsageError
 from smpart.scheduler.slo import SLO
 
-SOURCE = TraceOptions("synth:chat", limit=8)
+SOURCE = TraceOptions("synth:chat", limit=10)
 OBJECTIVES = SLO(ttft_ms=500, tpot_ms=50)
 
 
@@ -55,7 +56,18 @@ def test_processes_make_the_runs_that_one_process_makes() -> None:
     for mine, theirs in zip(apart, alone, strict=True):
         assert (mine.policy, mine.seed, mine.record["rate"]) == (theirs.policy, theirs.seed, theirs.record["rate"])
         assert times(mine) == pytest.approx(times(theirs), rel=1e-6)
-    assert said == here[-8:] and "chunked:256 at 4 req/s, seed 0: 8 requests" in said[0]
+    assert said == here[-8:] and "chunked:256 at 4 req/s, seed 0: 10 requests" in said[0]
+
+
+def test_repeats_that_repeat_the_same_requests_are_told(tmp_path: Path) -> None:
+    """Seeds are windows of a recorded trace: beyond its end they are no draws of anything."""
+    rows = "".join(f"{k},{10 + k},4\n" for k in range(30))
+    trace = tmp_path / "t.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    for limit, repeat, told in ((10, 3, ""), (10, 4, "seed 3 replays window 0 again"), (None, 2, "with --limit N")):
+        with opened(source=TraceOptions(str(trace), limit), repeat=repeat, jobs=1) as (_, said):
+            assert any(told in line for line in said)
+            assert bool(told) == any("again" in line or "every repeat" in line for line in said)
 
 
 def test_rates_are_told_apart() -> None:
@@ -129,8 +141,8 @@ def _die() -> None:
     [
         ({"rates": (4.0, 4.0)}, "named twice"),
         ({"rates": (4.0, 8.0), "capacity": True}, "--capacity chooses the rates"),
-        ({"attainment": (0.9, 1.5)}, "--attainment 0.9,1.5"),
-        ({"attainment": ()}, "--attainment"),
+        ({"attainment": (0.9, 1.5), "capacity": True}, "--attainment 0.9,1.5"),
+        ({"attainment": (0.9,)}, "give that, too"),
         ({"jobs": -1}, "--jobs -1"),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,18 @@ def test_the_report_has_the_keys_and_they_agree_with_the_predictions(fitted: tup
         shares = np.array([1.0 / len(measured.repeats[r]) for r in rows for _ in measured.repeats[r]])
         covered = np.average(single <= upper, weights=shares)
         assert report["bound"][test]["coverage"] == pytest.approx(covered, abs=1e-6)
+
+
+def test_a_fit_for_a_study_is_installed_for_nobody(
+    fitted: tuple[Path, Fitted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMPART_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "profile"
+    shutil.copytree(fitted[0], folder)
+    fit_folder(folder, published={}, install=False)
+    assert find(Fingerprint.of("sim:h100", DEVICE, MODEL, "bfloat16")) is None
+    fit_folder(folder, published={})
+    assert find(Fingerprint.of("sim:h100", DEVICE, MODEL, "bfloat16")) is not None
 
 
 def test_the_artefact_predicts_and_is_found_again(fitted: tuple[Path, Fitted], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import smpart
-from smpart.bench.pool import as_done, processes
+from smpart.bench.pool import as_done, in_order, processes, threads
 from smpart.errors import SmpartError
 
 PATIENCE_MS = 30_000
@@ -87,3 +87,16 @@ def test_results_come_as_they_are_done_with_what_was_asked() -> None:
 def test_a_process_that_dies_is_one_line() -> None:
     with pytest.raises(SmpartError, match="a process of the pool died"), processes(1) as pool:
         list(as_done(pool, os._exit, [1]))
+
+
+def test_an_error_ends_threads_that_wait_for_works_that_never_end() -> None:
+    """Ctrl-C in a search that several threads make: one work runs, one waits for a process, nobody waits for either."""
+    with pytest.raises(KeyboardInterrupt), processes(1) as pool, threads(2, pool.abandon) as several:
+        stuck = [several.submit(lambda: list(in_order(pool, signal.pause, [()], "the test"))) for _ in range(2)]
+        raise KeyboardInterrupt
+    assert all(isinstance(each.exception(), SmpartError) or each.cancelled() for each in stuck)
+
+
+def test_workers_leave_ctrl_c_to_their_parent() -> None:
+    with processes(1) as pool:
+        assert pool.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from toy_question import Toy
 
 import smpart
 from smpart.bench import questions
-from smpart.bench.questions import inquiry, parser
+from smpart.bench.questions import inquiry, parser, size
 from smpart.bench.study import Cell
 
 SCRIPT = """
@@ -49,7 +50,9 @@ def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def options(tmp_path: Path) -> argparse.Namespace:
     words = ["--out", str(tmp_path / "new" / "toy.json"), "--profiles", str(tmp_path / "profiles"), "--jobs", "1"]
-    return parser("", "toy", jobs="squares", quick="fewer").parse_args(words)
+    made = parser("", "toy", jobs="squares", quick="fewer").parse_args(words)
+    size(made, 80)
+    return made
 
 
 def asked(options: argparse.Namespace) -> list[str]:
@@ -126,7 +129,45 @@ def test_json_is_the_last_line_of_stdout(options: argparse.Namespace, capsys: py
     assert json.loads(said.out) == kept(options) and "for people" in said.err and "2 squared is 4" in said.err
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1, "command": "other", "answers": []}', '{"cells": []}'])
+def test_a_picture_that_finds_the_disk_full_costs_no_result(
+    options: argparse.Namespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draw(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    options.json = True
+    with pytest.raises(SystemExit) as ended, inquiry(options, "toy") as survey:
+        survey.ask([Toy(number=2)])
+        survey.finish({"summary": 4}, draw)
+    said = capsys.readouterr()
+    assert ended.value.code == 1 and json.loads(said.out) == kept(options)
+    assert f"toy: {options.out.with_suffix('.png')} cannot be written" in said.err and "stdout" not in said.err
+
+
+def test_what_is_said_wins_over_a_quick_look(options: argparse.Namespace) -> None:
+    made = parser("", "toy", jobs="squares", quick="fewer", windows=3)
+    for words, wanted in (
+        ([], (300, 3)), (["--quick"], (80, 1)), (["--quick", "--requests", "12"], (12, 1)),
+        (["--quick", "--windows", "2"], (80, 2)), (["--requests", "12"], (12, 3)),
+    ):  # fmt: skip
+        read = made.parse_args(words)
+        scope = size(read, 80)
+        assert (scope["requests"], scope["windows"]) == (read.requests, read.windows) == wanted
+        assert "usual_windows" not in vars(read)
+
+
+def test_too_few_requests_tell_no_capacity(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser("", "toy", jobs="squares", quick="").parse_args(["--requests", "9"])
+    assert "too few to tell a capacity" in capsys.readouterr().err
+
+
+_NOWHERE = '{"schema": 1, "command": "toy", "answers": [{"question": {}, "answer": {}, "where": []}]}'
+
+
+@pytest.mark.parametrize(
+    "text", [_NOWHERE, "{", "[]", '{"schema": 1, "command": "other", "answers": []}', '{"cells": []}']
+)
 def test_a_file_of_something_else_is_refused_and_stays(
     options: argparse.Namespace, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:

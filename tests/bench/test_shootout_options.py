@@ -12,7 +12,14 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "policy_shootout.py"
 
 
 @pytest.mark.parametrize(
-    ("options", "word"), [(["--cells", "zzz"], "no such cell"), (["--policies", "smpart,nonsense"], "no nonsense")]
+    ("options", "word"),
+    [
+        (["--cells", "zzz"], "no such cell"),
+        (["--policies", "smpart,nonsense"], "'nonsense': no such policy"),
+        (["--policies", "smpart,static:abc"], "static:75/25"),
+        (["--policies", "smpart,static:75/50"], "make 100"),
+        (["--policies", "smpart:foo"], "'foo' is none of"),
+    ],
 )
 def test_what_asks_for_nothing_is_refused_at_once(options: list[str], word: str, tmp_path, monkeypatch, capsys) -> None:
     out = tmp_path / "out.json"

@@ -69,6 +69,13 @@ def test_lengths_only(data: Path) -> None:
     assert (load.arrivals[0].prompt_tokens, load.arrivals[0].output_tokens) == (3772, 54)
 
 
+def test_numbers_that_could_be_dates_are_numbers(write: Write) -> None:
+    """``20231116`` is the 16th of November 2023 to ISO 8601, and 5.6 hours to who counts milliseconds."""
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n0,5,1\n20231116,7,2\n20231117,7,2"
+    load = read_trace(write("t.csv", text), "ms")
+    assert [a.time_s for a in load.arrivals] == pytest.approx([0.0, 20231.116, 20231.117])
+
+
 def test_azure_dates_become_seconds(write: Write) -> None:
     text = (
         "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,5,1\r\n2023-11-16 18:18:04.4799600,7,2"

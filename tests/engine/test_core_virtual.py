@@ -18,8 +18,10 @@ from smpart.kvcache import BlockPool
 from smpart.partition import Device, Shape, Split
 from smpart.partition.feasible import feasible_splits
 from smpart.partition.sim import SimLanes
+from smpart.predictor.estimate import NOTHING
 from smpart.runtime.sampling import SamplingParams
 from smpart.scheduler.plan import Piece, Plan, ResumePrefill, StartPrefill, Step
+from smpart.scheduler.registry import make_policy
 from smpart.scheduler.slo import SLO
 
 
@@ -184,3 +186,29 @@ def test_a_group_that_fails_while_the_next_is_in_flight_costs_nobody_else() -> N
     assert first.finish_reason is FinishReason.ERROR
     assert second.finish_reason is FinishReason.LENGTH and len(second.token_ids) == 5
     assert_nothing_held(core)
+
+
+class Watching(Constant):
+    """Remembers what forwards ran beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside: list[Shape] = []
+
+    def observe(self, shape: Shape, units: int, neighbour: Shape, fraction: float, seconds: float) -> None:
+        self.beside.append(neighbour)
+
+
+@pytest.mark.parametrize(("name", "told"), [("overlap", False), ("static:2/2", True)])
+def test_lanes_that_share_units_teach_nothing_about_lanes_that_do_not(name: str, told: bool) -> None:
+    """Nor does a profile look untrue because two streams on the same SMs are slower than it says."""
+    device = Device("sim", "sim", 4, tuple(range(4)), 1 << 30)
+    lanes = SimLanes(device, feasible_splits(4), cost, GhostBody)
+    policy, watching = make_policy(name, splits=lanes.splits(), overlapping=lanes.overlapping()), Watching()
+    pool, board = BlockPool(64, 16), GhostBoard(8, 256)
+    core = EngineCore(lanes, policy, watching, pool, board, layers=4, lead_s=float("-inf"))
+    for number in range(8):
+        core.add(ask(number, range(150), 30))
+        core.turn()
+    drain(core)
+    assert watching.beside and any(shape != NOTHING for shape in watching.beside) == told

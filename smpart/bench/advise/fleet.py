@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from smpart.bench.bench import Bench, Task
 from smpart.bench.crew import Alone, Crew, Recipe
-from smpart.bench.pool import in_order, processes
+from smpart.bench.pool import Pool, in_order, processes
 from smpart.bench.run import Run
 from smpart.partition.cpu import Cpus
 
@@ -16,13 +15,17 @@ from smpart.partition.cpu import Cpus
 class Processes:
     """A `Crew` for one recipe, on processes that serve others too."""
 
-    def __init__(self, pool: Executor, parallel: int, recipe: Recipe) -> None:
+    def __init__(self, pool: Pool, parallel: int, recipe: Recipe) -> None:
         self.parallel = parallel
         self._pool, self._recipe = pool, recipe
 
     def runs(self, tasks: Iterable[Task]) -> Iterator[Run]:
         """All are begun at once. Raises `SmpartError` if a process dies."""
         yield from in_order(self._pool, _run, ((self._recipe.backend, task) for task in tasks), "advise")
+
+    def abandon(self) -> None:
+        """End all processes at once, those of other recipes, too."""
+        self._pool.abandon()
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from smpart.bench.bench import Task
 from smpart.bench.capacity import Care, Trial, search
 from smpart.bench.crew import Crew
 from smpart.bench.metrics import attainment, backlog_grows
+from smpart.bench.pool import threads
 from smpart.bench.run import Run
 
 TOLERANCE = 0.03
@@ -67,8 +67,8 @@ class Rates:
         if self._crew.parallel == 1:
             yield from map(self.capacity, searches)
             return
-        with ThreadPoolExecutor(len(searches)) as threads:
-            yield from threads.map(self.capacity, searches)
+        with threads(len(searches), self._crew.abandon) as several:
+            yield from several.map(self.capacity, searches)
 
     def run(self, policy: str, rate: float, seed: int) -> Run:
         """One run, with everything that happened in it."""

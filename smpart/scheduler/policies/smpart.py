@@ -102,7 +102,7 @@ class Variant:
             elif name == "split" and re.fullmatch(r"\d+/\d+", value):
                 made = replace(made, split=value)
             else:
-                known = ", ".join((*_WORDS, "split=P/D", "period=MS"))
+                known = ", ".join((*_WORDS, "split=P/D", "period=MS in whole ms"))
                 raise UsageError(f"policy smpart:{argument}: {word!r} is none of {known} (joined by +)")
         return made
 
