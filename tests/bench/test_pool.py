@@ -22,7 +22,7 @@ PATIENCE_MS = 30_000
 """Far beyond what ending takes; the works themselves never end."""
 
 SCRIPT = """
-import os, threading
+import os, signal, threading
 from smpart.bench.pool import processes
 
 def work():
@@ -30,6 +30,7 @@ def work():
     threading.Event().wait()
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
     with processes(2) as pool:
         for each in [pool.submit(work) for _ in range(2)]:
             each.result()
