@@ -73,9 +73,7 @@ class Capacity(Question):
     def answer(self, profiles: Path) -> Answer:
         """The record of the run at its capacity."""
         policy, handicap = VARIANTS[self.variant]
-        study = self.study(profiles, handicap)
-        name, found, shares = policy.partition("split=")
-        return study.capacity(f"{name}{found}{study.nearest(shares)}" if found else policy).record
+        return self.study(profiles, handicap).capacity(policy).record
 
     def line(self, answer: Answer) -> str:
         """The capacity."""

@@ -58,6 +58,8 @@ _TOLERANCE = 0.03
 _SAMPLE = 1000
 """Requests, the first of the trace, that objectives are taken from."""
 
+_SHARES = re.compile(r"(static:|split=)([^+]*)")
+
 Handicap = Callable[[Deployment], Any]
 
 
@@ -136,9 +138,8 @@ class Study:
         return found
 
     def spec(self, policy: str) -> str:
-        """A policy as it is run: shares in percent (``static:75/25``) become the split that is nearest to them."""
-        name, _, argument = policy.partition(":")
-        return f"static:{self.nearest(shares(argument))}" if name == "static" else policy
+        """A policy as it is run: shares in percent (``static:75/25``, ``smpart:split=75/25``) become a split."""
+        return _SHARES.sub(lambda found: f"{found[1]}{self.nearest(shares(found[2]))}", policy)
 
     def nearest(self, wanted: float) -> Split:
         """The split of this GPU whose prefill side is nearest to a share."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import pytest
 
 from smpart.bench.study import Cell, Study, geometric
@@ -28,6 +31,13 @@ def test_objectives_are_multiples_of_what_the_gpu_takes() -> None:
 def test_shares_become_the_nearest_split_and_other_policies_stay() -> None:
     study = Study(CELL, requests=20)
     assert study.spec("static:75/25") == "static:96/36" and study.spec("chunked:64") == "chunked:64"
+    assert study.spec("smpart:split=75/25+refuse") == "smpart:split=96/36+refuse"
+
+
+def test_every_variant_of_the_ablations_is_a_policy_here() -> None:
+    study, script = Study(CELL, requests=20), Path(__file__).parents[2] / "examples" / "ablations.py"
+    for policy, _ in runpy.run_path(str(script))["VARIANTS"].values():
+        study.deployment.core(study.spec(policy), study.slo)
 
 
 def test_a_capacity_holds_and_is_searched_on_every_window() -> None:
