@@ -9,6 +9,7 @@ import csv
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
@@ -145,12 +146,10 @@ def _fields(path: Path, reader: Iterator[list[str]]) -> Iterator[list[str]]:
 
 def _timestamp(where: str, text: str) -> float | datetime:
     """A number where it can be one: ``20231116`` is a date to `datetime`, too."""
-    try:
-        return (
-            _number(where, "TIMESTAMP", text) if math.isfinite(_float(text)) else datetime.fromisoformat(text.strip())
-        )
-    except ValueError:
-        return _number(where, "TIMESTAMP", text)
+    if math.isnan(_float(text)):
+        with suppress(ValueError):
+            return datetime.fromisoformat(text.strip())
+    return _number(where, "TIMESTAMP", text)
 
 
 def _number(where: str, name: str, value: object) -> float:
